@@ -16,13 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
+from planner.executor.rendezvous.rank_group import TIMEOUT, RankGroup
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 
@@ -42,14 +42,14 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-    ranks = ProcessGroup(rank, world, store)
+    ranks = RankGroup(rank, world, store)
     group = AveragingGroup(
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
     chunking = Chunking(args.chunks, args.window)
-    wanted = duplex_of(ChannelKind.AVERAGING, set(range(world)) - {rank})
+    wanted = duplex_keys(ChannelKind.AVERAGING, set(range(world)) - {rank})
     with connections_to(ranks, wanted, "averaging") as opened, disable_slow_start_after_idle():
-        peers = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
+        peers = AllReduceLinks(duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
         seconds = [
             _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)
         ]
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _average(
-    ranks: ProcessGroup,
+    ranks: RankGroup,
     peers: AllReduceLinks,
     group: AveragingGroup,
     chunking: Chunking,

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.command_line import report_path, run
 from planner.bench.environment import describe_environment
-from planner.executor.comm.chunking import Chunking, chunking_of
+from planner.executor.comm.chunking import Chunking, choose_chunking
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
@@ -68,9 +68,11 @@ class Row:
 def local_pace(ranks: int, values: int) -> Chunking:
     """The pace that a plan for one machine would have."""
     network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
-    crowd = max(1.0, ranks / cores())
+    ranks_per_core = max(1.0, ranks / cores())
     group = AveragingGroup.equal(tuple(range(ranks)))
-    return chunking_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
+    return choose_chunking(
+        group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), ranks_per_core=ranks_per_core
+    )
 
 
 def measure(ranks: int, values: int, repeats: int, *, gpus: bool = False) -> Row:

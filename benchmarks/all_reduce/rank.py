@@ -16,13 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
-from planner.executor.comm.device_backend import backend_of
+from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
+from planner.executor.comm.device_backend import make_backend
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.process import exit_now
-from planner.executor.rendezvous.connect import NEAR, connections_to
-from planner.executor.rendezvous.process_group import TIMEOUT, ProcessGroup
+from planner.executor.rendezvous.connect import UNIX_SOCKETS, connections_to
+from planner.executor.rendezvous.rank_group import TIMEOUT, RankGroup
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 
@@ -43,30 +43,32 @@ def main() -> int:
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     on_gpus = args.gpus
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
-    backend = backend_of(device)
+    backend = make_backend(device)
     library = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(
         library, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
     )
-    ranks = ProcessGroup(rank, world, PrefixStore("ours", store))
+    ranks = RankGroup(rank, world, PrefixStore("ours", store))
     group = AveragingGroup.equal(tuple(range(world)))
     chunking = Chunking(args.chunks, args.window)
     vector = torch.empty(args.values, device=device)
     host = backend.host_buffer((args.values,), torch.float32) if on_gpus else vector
     others = set(range(world)) - {rank}
-    wanted = duplex_of(ChannelKind.AVERAGING, others)
+    wanted = duplex_keys(ChannelKind.AVERAGING, others)
 
     def all_reduce() -> None:
         dist.all_reduce(vector)
-        backend.wait_time_s(backend.mark())
+        backend.wait_for_event(backend.record_event())
 
     ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
     with ExitStack() as stack:
-        os.environ[NEAR] = "1"
-        for name, inside in (("exchange", "1"), ("exchange, TCP", "0")):
-            os.environ[NEAR] = inside
+        os.environ[UNIX_SOCKETS] = "1"
+        for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
+            os.environ[UNIX_SOCKETS] = near
             opened = stack.enter_context(connections_to(ranks, wanted, name))
-            peers = AllReduceLinks(channels_of(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
+            peers = AllReduceLinks(
+                duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch()
+            )
 
             def exchange(peers: AllReduceLinks = peers) -> None:
                 if on_gpus:
@@ -74,7 +76,7 @@ def main() -> int:
                 ShardedAllReduce(host, group, rank, peers, WireFormat.FP32, chunking).run()
                 if on_gpus:
                     vector.copy_(host)
-                    backend.wait_time_s(backend.mark())
+                    backend.wait_for_event(backend.record_event())
 
             ways[name] = exchange
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

@@ -27,7 +27,7 @@ from benchmarks.faults.runs import (
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
-from planner.executor.rendezvous.store import SERVED, served
+from planner.executor.rendezvous.store import STORE_BY_LAUNCHER, serve_store
 
 STEPS = 20
 BACK_STEPS = 400
@@ -162,8 +162,8 @@ def cut(
 @contextmanager
 def _serving(run: Run) -> Iterator[None]:
     """The store is served by this process, as ``planner run`` does."""
-    store = served("127.0.0.1", 0)
-    run.environment |= {"MASTER_PORT": str(store.port), SERVED: "True"}
+    store = serve_store("127.0.0.1", 0)
+    run.environment |= {"MASTER_PORT": str(store.port), STORE_BY_LAUNCHER: "True"}
     yield
     del store
 

@@ -25,12 +25,12 @@ import planner.executor.checkpoint.checkpoint as checkpoint
 import planner.executor.rendezvous.connect as opening
 import planner.executor.rendezvous.rank_assignment as binding
 from planner.executor.comm.connections import ChannelKind, Connections
-from planner.executor.elastic.commit import CommitProtocol
+from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.evaluate import Evaluation
-from planner.executor.runtime.stage_module import StageModule
+from planner.executor.runtime.model_stage import ModelStage
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
@@ -70,21 +70,21 @@ class Fault:
         if phase == "join":
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
-        self._before(StageModule, "begin", self._count)
+        self._before(ModelStage, "begin", self._count)
         if phase == COUNTED:
             self._after_counting()
             return
         if phase == LEAVING:
-            self._before(CommitProtocol, "end", lambda *_: True)
+            self._before(StoreStepCommitter, "finish", lambda *_: True)
             return
         if phase == OUTER:  # its mean is there
-            self._before(CommitProtocol, "commit_outer_step", lambda *_: self._due())
+            self._before(StoreStepCommitter, "commit_outer_step", lambda *_: self._due())
             return
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
             return
         if phase == EVALUATING:
-            self._before(Evaluation, "_sum", lambda *_: self._due())
+            self._before(Evaluation, "_sum_losses", lambda *_: self._due())
             return
         name, kind = {
             "forward": ("run_op", "F"),
@@ -92,7 +92,7 @@ class Fault:
             "averaging": ("gradients", None),
             "update": ("update", None),
         }[phase]
-        self._before(StageModule, name, lambda *a: self._due() and (kind is None or a[1] == kind))
+        self._before(ModelStage, name, lambda *a: self._due() and (kind is None or a[1] == kind))
 
     def _before(self, owner: Any, name: str, when: Callable[..., bool]) -> None:
         usual = getattr(owner, name)
@@ -106,16 +106,16 @@ class Fault:
         setattr(owner, name, hurt)
 
     def _after_counting(self) -> None:
-        usual = ProcessGroup.all_gather
+        usual = RankGroup.all_gather
 
-        def all_gather(ranks: ProcessGroup, name: str, text: str) -> list[str]:
+        def all_gather(ranks: RankGroup, name: str, text: str, **options: Any) -> list[str]:
             if name == f"samples/{self._given['step']}" and not self._done:
                 self._done = True
                 ranks.store.set(f"{name}/{ranks.rank}", text)
                 self._happen()
-            return usual(ranks, name, text)
+            return usual(ranks, name, text, **options)
 
-        setattr(ProcessGroup, "all_gather", all_gather)  # noqa: B010
+        setattr(RankGroup, "all_gather", all_gather)  # noqa: B010
 
     def _keep_connections(self) -> None:
         usual = opening._open
@@ -155,13 +155,13 @@ class Fault:
 
 def _count_late(seconds: float) -> None:
     """A device that comes to tell its samples later than others, every time."""
-    usual = StageModule.take_snapshot
+    usual = ModelStage.take_snapshot
 
-    def count_late(stage_module: StageModule) -> None:
+    def count_late(model_stage: ModelStage) -> None:
         time.sleep(seconds)
-        usual(stage_module)
+        usual(model_stage)
 
-    setattr(StageModule, "take_snapshot", count_late)  # noqa: B010
+    setattr(ModelStage, "take_snapshot", count_late)  # noqa: B010
 
 
 def main(argv: Sequence[str]) -> int:
@@ -170,9 +170,9 @@ def main(argv: Sequence[str]) -> int:
     options, command = json.loads(argv[0]), list(argv[1:])
     devices = parse_arguments(command, None).devices
     happened = (Path(options["folder"]) / "when").exists()
-    if binding.own_name(devices) == options.get("late"):
+    if binding.local_device_name(devices) == options.get("late"):
         _count_late(float(options["late_s"]))
-    if binding.own_name(devices) in options["device"].split(BOTH) and not happened:
+    if binding.local_device_name(devices) in options["device"].split(BOTH) and not happened:
         Fault(options).prepare()
     return entry.main(command)
 

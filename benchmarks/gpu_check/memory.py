@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from common import PLANS, write_result
 
-from planner.executor.comm.comm_plan import averaging_of, tied_of
+from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.runtime.memory import memory_need
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
 
 STEPS = 2
@@ -81,10 +81,10 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
         return peak / 1e6
 
     with torch.device(where):
-        stage_module = StageModule(plan, rank, where, OptimizerConfig(), compiled=compiled)
+        model_stage = ModelStage(plan, rank, where, OptimizerConfig(), compiled=compiled)
     schedule = plan.schedules[0]
     peaks = {"built": peak_mb()}
-    shape, dtype = stage_module.boundary.message
+    shape, dtype = model_stage.activation_codec.message
     stage = plan.stage_of[rank]
     last = stage == len(plan.stage_layers) - 1
     # F needs activations except on the first stage, H except where it follows F on the same
@@ -92,21 +92,21 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     needs_message = {
         "F": stage > 0,
         "H": not last,
-        "B": not (last and stage_module.head is not None),
+        "B": not (last and model_stage.head is not None),
     }
     for step in range(STEPS):
-        stage_module.begin(step, schedule)
+        model_stage.begin(step, schedule)
         for kind, microbatch in schedule.order[rank]:
             message = torch.randn(shape).to(dtype) if needs_message[kind] else None
-            stage_module.run_op(kind, microbatch, message)
+            model_stage.run_op(kind, microbatch, message)
             peaks[kind] = max(peaks.get(kind, 0.0), peak_mb())
-        stage_module.update()
+        model_stage.update()
         peaks["update"] = max(peaks.get("update", 0.0), peak_mb())
-    tied = tied_of(plan, rank) if plan.averages_tied else None
-    need = memory_need(plan, rank, averaging_of(plan, rank), other=tied, on_gpu=cuda)
-    beyond = {name: value / 1e6 for name, value in need.beyond.items()}
+    tied = tied_averager(plan, rank) if plan.averages_tied else None
+    need = memory_need(plan, rank, stage_averager(plan, rank), other=tied, on_gpu=cuda)
+    beyond = {name: value / 1e6 for name, value in need.extra_bytes.items()}
     expected = need.total / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
-    kept_mb = stage_module.held_bytes / 1e6
+    kept_mb = model_stage.held_bytes / 1e6
     return {
         "peaks_mb": {name: round(value, 1) for name, value in peaks.items()} if cuda else None,
         "kept_mb": round(kept_mb, 1),

@@ -45,7 +45,7 @@ class SynchronousSide(HostBackend):
         copied = made.detach().contiguous().cpu()
         return lambda: copied
 
-    def mark(self) -> float:
+    def record_event(self) -> float:
         """Wait for all operations and return the time."""
         torch.cuda.synchronize()
         return time.monotonic()

@@ -214,26 +214,26 @@ def equal(device: str, out: Path) -> dict[str, Any]:
     """Compare losses, first gradients and final parameters of the device to those of the CPU."""
     import torch
 
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
     from planner.training_plan.file import load_plan
 
     # other sections run at the same time
     torch.set_num_threads(2 if device == "cuda" else 1)
 
     def train(plan: Any, where: torch.device, steps: int = 4) -> tuple[list[float], Any, Any]:
-        stage_module = StageModule(plan, 0, where, OptimizerConfig())
+        model_stage = ModelStage(plan, 0, where, OptimizerConfig())
         gradients: list[torch.Tensor] = []
         losses = [
             loss
             for _, loss in local_steps(
-                stage_module,
+                model_stage,
                 plan,
                 steps,
-                before_update=lambda _: gradients.append(stage_module.gradients().cpu().clone()),
+                before_update=lambda _: gradients.append(model_stage.gradients().cpu().clone()),
             )
         ]
-        parameters = torch.cat([p.detach().cpu().reshape(-1) for p in stage_module.parameters])
+        parameters = torch.cat([p.detach().cpu().reshape(-1) for p in model_stage.parameters])
         return losses, gradients[0], parameters
 
     def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -331,7 +331,7 @@ def train(device: str, out: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- cli
 def cli(device: str, out: Path) -> dict[str, Any]:
     """Run ``planner run`` and ``planner.executor.node``."""
-    from planner.executor.rendezvous.store import served
+    from planner.executor.rendezvous.store import serve_store
     from planner.training_plan.file import load_plan
 
     path = plan_path(device, "grid")
@@ -345,7 +345,7 @@ def cli(device: str, out: Path) -> dict[str, Any]:
         steps = json.loads(done.stdout)["steps"]
         found["measured_s"] = [round(step["measured_s"], 4) for step in steps]
         found["predicted_s"] = steps[0]["predicted_s"]
-    store = served("127.0.0.1", 0)
+    store = serve_store("127.0.0.1", 0)
     port = store.port
     del store  # the node serves its own store at this free port
     ids = load_plan(path).cluster.network.ids

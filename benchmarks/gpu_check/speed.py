@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from common import PEAK_FLOPS, local_steps, peak_flops, plan_path, step_flops, write_result
 
-from planner.executor.comm.clipping import squares
+from planner.executor.comm.gradient_norm import sum_of_squares
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.file import load_plan
 
 
@@ -35,10 +35,10 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
     for variant in ("eager", "compiled"):
         # weights are initialized on the device, because their values do not matter here
         with torch.device(where):
-            stage_module = StageModule(
+            model_stage = ModelStage(
                 plan, 0, where, OptimizerConfig(), compiled=variant == "compiled"
             )
-        measurement = _Measurement(stage_module, plan)
+        measurement = _Measurement(model_stage, plan)
         row = rows[variant] = measurement.steps()
         row |= measurement.operations()
         row |= measurement.clipping()
@@ -47,7 +47,7 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
                 row |= measurement.profile()
         print(variant, row, flush=True)
         write_result(section, out, {"ok": True, "rows": rows})
-        del stage_module, measurement
+        del model_stage, measurement
         gc.collect()
     return {"ok": True, "rows": rows}
 
@@ -55,9 +55,9 @@ def _speed(device: str, out: Path, section: str, name: str) -> dict[str, Any]:
 class _Measurement:
     """Measurements of one stage that holds a whole model."""
 
-    def __init__(self, stage_module: Any, plan: Any) -> None:
-        self._stage_module, self._plan, self._step = stage_module, plan, 0
-        self._cuda = next(iter(stage_module.parameters)).is_cuda
+    def __init__(self, model_stage: Any, plan: Any) -> None:
+        self._model_stage, self._plan, self._step = model_stage, plan, 0
+        self._cuda = next(iter(model_stage.parameters)).is_cuda
         self._peak = (
             (peak_flops(torch.cuda.get_device_name()) or PEAK_FLOPS) if self._cuda else None
         )
@@ -71,7 +71,7 @@ class _Measurement:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        measured = list(local_steps(self._stage_module, self._plan, warmup + count, self._step))
+        measured = list(local_steps(self._model_stage, self._plan, warmup + count, self._step))
         self._step += warmup + count
         step_s = statistics.median(seconds for seconds, _ in measured[warmup:])
         flops = step_flops(self._plan)
@@ -87,21 +87,21 @@ class _Measurement:
 
     def operations(self) -> dict[str, Any]:
         """Measure each kind of operation: its launch, and until the device has finished it."""
-        stage_module, schedule = self._stage_module, self._plan.schedules[0]
-        stage_module.begin(self._step, schedule)
+        model_stage, schedule = self._model_stage, self._plan.schedules[0]
+        model_stage.begin(self._step, schedule)
         launched: dict[str, list[float]] = {}
         ended: dict[str, list[float]] = {}
         for kind, microbatch in schedule.order[0]:
             self._synchronize()
             start = time.perf_counter()
-            stage_module.run_op(kind, microbatch, None)
+            model_stage.run_op(kind, microbatch, None)
             launched.setdefault(kind, []).append(time.perf_counter() - start)
             self._synchronize()
             ended.setdefault(kind, []).append(time.perf_counter() - start)
         start = time.perf_counter()
-        stage_module.optimizer.step()
+        model_stage.optimizer.step()
         update_host_s = time.perf_counter() - start
-        stage_module.round()
+        model_stage.round()
         self._synchronize()
         update_s = time.perf_counter() - start
         self._step += 1
@@ -116,12 +116,12 @@ class _Measurement:
         """Measure the gradient norm, and torch's norm of the same vector for comparison."""
         found = {}
         for name, norm in (
-            ("clipping_norm_ms", squares),
+            ("clipping_norm_ms", sum_of_squares),
             ("vector_norm_ms", lambda v: float(torch.linalg.vector_norm(v, dtype=torch.float64))),
         ):
             for _ in range(2):  # the second is kept
                 start = time.perf_counter()
-                norm(self._stage_module.gradients())
+                norm(self._model_stage.gradients())
                 found[name] = 1e3 * (time.perf_counter() - start)
         return found
 
@@ -131,7 +131,7 @@ class _Measurement:
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            ((step_s, _),) = local_steps(self._stage_module, self._plan, 1, self._step)
+            ((step_s, _),) = local_steps(self._model_stage, self._plan, 1, self._step)
         self._step += 1
         averages = profiler.key_averages()
         print(averages.table(sort_by="self_cuda_time_total", row_limit=30))

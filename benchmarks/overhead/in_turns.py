@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from planner.executor.data.microbatches import microbatches_of
+from planner.executor.data.microbatches import make_microbatches
 from planner.executor.data.options import SYNTHETIC
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
@@ -21,7 +21,7 @@ from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now, init_process, run_rank
 from planner.executor.launch.setup import set_up
 from planner.executor.launch.train_loop import train
-from planner.executor.rendezvous.rank_assignment import own_name
+from planner.executor.rendezvous.rank_assignment import local_device_name
 from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.progress import KnownLosses, Progress
@@ -56,7 +56,7 @@ class PlainLoop:
             part.compile(dynamic=False)
         parameters = {id(p): p for part in (self._stage, self._head) for p in part.parameters()}
         self._optimizer = OptimizerConfig().make(list(parameters.values()))
-        batches, count = microbatches_of(plan, SYNTHETIC), w.batch_samples // w.microbatch_samples
+        batches, count = make_microbatches(plan, SYNTHETIC), w.batch_samples // w.microbatch_samples
         self._tokens = [
             [batches.tokens(t, b).to(device) for b in range(count)] for t in range(steps)
         ]
@@ -119,21 +119,21 @@ def main() -> int:
     """Run both; the last line has seconds and the plain loop's losses, as JSON."""
     config = parse_arguments(None, __doc__)
     init_process()
-    detector = FailureDetector(own_name(config.devices), Shutdown())
+    detector = FailureDetector(local_device_name(config.devices), Shutdown())
 
     def run() -> int:
         plan = load_plan(config.plan)
         context = set_up(config, plan, detector)
         # before the executor has any memory for activations
         turns = InTurns(plan, context.device, config.steps, compiled=context.compiled)
-        turns.work, context.progress = context.progress.work, turns
+        turns.flops, context.progress = context.progress.flops, turns
         train(context, plan)
         context.ranks.leave()
         summary = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
         print(json.dumps(summary), flush=True)
         return 0
 
-    return run_rank(own_name(config.devices), detector, run)
+    return run_rank(local_device_name(config.devices), detector, run)
 
 
 if __name__ == "__main__":

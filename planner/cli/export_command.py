@@ -94,7 +94,7 @@ def _validate_executor_options(text: str, plan: TrainingPlan, target: str) -> No
     """
     try:
         from planner.executor.launch.arguments import parse_arguments
-        from planner.executor.node import own_options, require_own
+        from planner.executor.node import parse_node_options, validate_node_options
     except ImportError:
         return
     try:
@@ -110,7 +110,7 @@ def _validate_executor_options(text: str, plan: TrainingPlan, target: str) -> No
     try:
         with redirect_stderr(output), redirect_stdout(output):
             if by_node:
-                node_args, options = own_options(options)
+                node_args, options = parse_node_options(options)
             config = parse_arguments(["plan.json", "--devices", "", *options], None)
     except SystemExit as end:
         why = output.getvalue().partition(": ")[2].partition("; see ")[0]
@@ -126,7 +126,7 @@ def _validate_executor_options(text: str, plan: TrainingPlan, target: str) -> No
             "fails; take --to nodes"
         )
     if node_args is not None:
-        require_own(node_args, config)
+        validate_node_options(node_args, config)
     config.validate()
     config.validate_for_plan(plan)
 

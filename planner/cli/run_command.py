@@ -65,7 +65,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Validate the outputs, then launch the run."""
-    config = RunConfig.of(args, devices=())
+    config = RunConfig.from_arguments(args, devices=())
     config.validate_files()
     config.validate()
     return launch(config, args.calibration, as_json=args.json)
@@ -77,22 +77,22 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     plan = load_plan(config.plan)
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
-    from planner.executor.data.microbatches import microbatches_of
+    from planner.executor.data.microbatches import make_microbatches
     from planner.executor.launch.local import run_local, threads
-    from planner.executor.rendezvous.address import named_address
+    from planner.executor.rendezvous.address import configured_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
-    from planner.executor.runtime.stage_module import require_executable
+    from planner.executor.runtime.model_stage import require_executable
     from planner.huggingface.export import Export
     from planner.huggingface.weights import require_weights
     from planner.utils.processors import cores
 
     # report once what every rank would reject
     config.validate_for_plan(plan)
-    named_address()
+    configured_address()
     arch = require_executable(plan)
     for text in (config.training_data(), config.evaluation_data()):
         if text is not None:
-            microbatches_of(plan, text)
+            make_microbatches(plan, text)
     if config.resume is not None:
         require_checkpoint(config.resume)
     if config.checkpoint is not None:

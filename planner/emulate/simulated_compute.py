@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.comm.time_scale import TimeScale
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.stage_runtime import ModelFree
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
@@ -96,10 +96,10 @@ class CommonStart:
     Parameters
     ----------
     ranks
-        The process group.
+        The rank group.
     """
 
-    def __init__(self, plan: TrainingPlan, ranks: ProcessGroup, time_scale: TimeScale) -> None:
+    def __init__(self, plan: TrainingPlan, ranks: RankGroup, time_scale: TimeScale) -> None:
         latency = plan.cluster.network.latency_s
         longest_s = float((3 * latency[0] + 2 * latency[:, 0]).max()) / time_scale.speed
         self._ranks, self._ahead_s = ranks, longest_s + HEAD_START_S

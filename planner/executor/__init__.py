@@ -1,7 +1,7 @@
-"""Runs a plan with torch.distributed: stages placed as planned, operations in the planned order.
+"""Runs a plan: stages placed as planned, operations in the planned order.
 
-Needs numpy and torch only. ``python -m planner.executor plan.json --devices ...`` is one node's
-process group under torchrun; ``planner run`` starts it for all devices on one machine.
+Needs numpy and torch only. ``python -m planner.executor plan.json --devices ...`` starts
+one rank under torchrun; ``planner run`` starts it for all devices on one machine.
 """
 
 import importlib.util

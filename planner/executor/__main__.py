@@ -19,17 +19,18 @@ from planner.executor.launch.process import die_with_parent, exit_now, init_proc
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.launch.setup import RankContext, set_up
 from planner.executor.launch.train_loop import TrainResult, train
-from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.rendezvous.rank_assignment import WAIT_S, own_name
+from planner.executor.rendezvous.rank_assignment import WAIT_S, local_device_name
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import device_reports
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule
 from planner.executor.runtime.worker import Worker
 from planner.huggingface.export import export_trained
 from planner.simulator.timeline import from_records
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.refusal import Refusal
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Environment variable of ranks started by torchrun."""
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     config = parse_arguments(argv, __doc__)
     init_process()
     die_with_parent()
-    name = own_name(config.devices)
+    name = local_device_name(config.devices)
     detector = FailureDetector(name, Shutdown())
     return run_rank(name, detector, lambda: _run(config, detector))
 
@@ -51,7 +52,7 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
     plan = load_plan(config.plan)
     config.validate_for_plan(plan)
     if config.elastic and TORCHRUN in os.environ:
-        raise ValueError(
+        raise Refusal(
             "--elastic: torchrun ends all ranks of a node when one fails; start them with "
             "python -m planner.executor.node, or with planner run"
         )
@@ -60,13 +61,13 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
         return _run_elastic(context, plan, detector)
     result = train(context, plan)
     if context.export is not None:
-        export_trained(context.export.of(result.plan), context.ranks, context.stage_module)
+        export_trained(context.export.for_plan(result.plan), context.ranks, context.model_stage)
     _finish(context, context.ranks, result)
     return 0
 
 
 def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDetector) -> int:
-    assert isinstance(context.compute, StageModule | Aggregator)
+    assert isinstance(context.compute, ModelStage | Aggregator)
     elastic = ElasticRun(
         plan,
         context.ranks,
@@ -75,27 +76,29 @@ def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDete
         context.checkpoints,
         context.held_out,
         context.config.wait or WAIT_S,
-        context.pipeline_of,
+        context.make_pipeline,
     )
     last = elastic.train(context.first, context.config.steps)
-    if elastic.worker is None:  # it came too late
+    if elastic.worker is None:  # all steps were done before it could join
         detector.stop_watching()
         return 0
-    with elastic.at_the_end("the model is not written"):
+    with elastic.after_last_step("the model is not written"):
         if context.export is not None:
-            export_trained(context.export.of(elastic.plan), elastic.ranks, context.stage_module)
-    with elastic.at_the_end():
+            export_trained(
+                context.export.for_plan(elastic.plan), elastic.ranks, context.model_stage
+            )
+    with elastic.after_last_step():
         _finish(context, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
     return 0
 
 
-def _finish(context: RankContext, ranks: ProcessGroup, result: TrainResult) -> None:
+def _finish(context: RankContext, ranks: RankGroup, result: TrainResult) -> None:
     """Reports after the last step; a collective call."""
     trace, need, compute = context.config.trace, context.need, context.compute
     if trace is not None:
         _trace(trace, result.plan, ranks, result.worker, result.last)
     if need is not None:
-        assert isinstance(compute, StageModule | Aggregator)
+        assert isinstance(compute, ModelStage | Aggregator)
         reports = device_reports(result.plan, ranks, compute, need, context.device, result.worker)
         if ranks.rank == 0:
             context.progress.devices(reports)
@@ -103,7 +106,7 @@ def _finish(context: RankContext, ranks: ProcessGroup, result: TrainResult) -> N
 
 
 def _trace(
-    path: Path, plan: TrainingPlan, ranks: ProcessGroup, worker: Worker, last: StepRecord | None
+    path: Path, plan: TrainingPlan, ranks: RankGroup, worker: Worker, last: StepRecord | None
 ) -> None:
     """Timeline of the last step of all ranks, written by rank 0."""
     text = ""

@@ -18,22 +18,28 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.elastic.store_monitor import LOOK_S, StoreMonitor
+from planner.executor.elastic.store_monitor import POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.local import run_local, threads
 from planner.executor.launch.process import allow_descriptors, exit_now
 from planner.executor.launch.run_config import RunConfig
-from planner.executor.rendezvous.rank_assignment import NODE, heartbeat_timeout_s, rank_of
-from planner.executor.rendezvous.store import SERVED, PortTakenError, StoreAddress, served
+from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank, heartbeat_timeout_s
+from planner.executor.rendezvous.store import (
+    STORE_BY_LAUNCHER,
+    PortTakenError,
+    StoreAddress,
+    serve_store,
+)
 from planner.training_plan.file import load_plan
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.processors import cores
+from planner.utils.refusal import Refusal
 
-WHO = "planner.executor.node"
+PROGRAM = "planner.executor.node"
 RESTARTS = 3
 """Restarts of each device in elastic runs."""
-FAILED_STILL_S, LEFT_STILL_S = 3.0, 15.0
+FAILED_SILENCE_S, LEFT_SILENCE_S = 3.0, 15.0
 """The store is served until ranks of other nodes have been silent for so long: after a failure they
 read the reason from it, after a loss they coordinate through it."""
 
@@ -41,25 +47,25 @@ read the reason from it, after a loss they coordinate through it."""
 def main(argv: list[str] | None = None) -> int:
     """Run the node's ranks; returns the exit code."""
     try:
-        node = _prepared(*own_options(argv))
+        node = _prepare(*parse_node_options(argv))
     except PortTakenError as error:
-        print(f"{WHO}: {error}; name another MASTER_PORT on all nodes", file=sys.stderr)
+        print(f"{PROGRAM}: {error}; name another MASTER_PORT on all nodes", file=sys.stderr)
         return REFUSED
-    except (ValueError, OSError) as error:
-        print(f"{WHO}: {' '.join(str(error).split())}", file=sys.stderr)
+    except (Refusal, OSError) as error:
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
         return REFUSED
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         return node.run()
     except OSError as error:
-        print(f"{WHO}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print(f"{WHO}: interrupted", file=sys.stderr)
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
-def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse_node_options(rank_arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Separate the options of this command from those of the ranks.
 
     Returns
@@ -68,9 +74,9 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
         Its own options, and words for `parse_arguments`.
     """
     parser = OneLineParser(
-        prog=f"python -m {WHO}",
+        prog=f"python -m {PROGRAM}",
         description=__doc__,
-        usage=f"python -m {WHO} plan.json --devices A B ... [options]",
+        usage=f"python -m {PROGRAM} plan.json --devices A B ... [options]",
         allow_abbrev=False,
         epilog="python -m planner.executor --help has all others",
     )
@@ -85,92 +91,100 @@ def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]
         help="planner.executor.serve_store serves it, on a node that stays",
     )
     # unknown options may be those of the executor
-    return argparse.ArgumentParser.parse_known_args(parser, words)
+    return argparse.ArgumentParser.parse_known_args(parser, rank_arguments)
 
 
-def require_own(asked: argparse.Namespace, config: RunConfig) -> None:
+def validate_node_options(options: argparse.Namespace, config: RunConfig) -> None:
     """Refuse options that do not go with those of the ranks."""
-    if asked.restarts is not None and asked.restarts < 0:
-        raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
-    if asked.restarts is not None and not config.elastic:
-        raise ValueError("--restarts is for --elastic, where the others continue; add that")
+    if options.restarts is not None and options.restarts < 0:
+        raise Refusal(f"--restarts is {options.restarts}; give 0 or more")
+    if options.restarts is not None and not config.elastic:
+        raise Refusal("--restarts is for --elastic, where the others continue; add that")
 
 
 @dataclass(frozen=True)
 class _Node:
     """Ranks of a node before they are started."""
 
-    words: list[str]
+    rank_arguments: list[str]
     devices: tuple[str, ...]
     restarts: int | None
     address: StoreAddress
-    world: int
+    world_size: int
     heartbeat_timeout_s: float
     store: Store | None
 
     def run(self) -> int:
         """Run them, and serve the store as long as others need it; returns the exit code."""
-        view = StoreMonitor(self.address, self.world)
-        environment = threads(len(self.devices), cores(), alone=False)
+        monitor = StoreMonitor(self.address, self.world_size)
+        environment = threads(len(self.devices), cores(), single_machine=False)
         environment[NODE] = "1" if self.store is None else "0"
         environment.pop("WORLD_SIZE", None)
-        still_s = FAILED_STILL_S
+        silence_s = FAILED_SILENCE_S
         try:
             code, _ = run_local(
-                [sys.executable, "-m", "planner.executor", *self.words],
+                [sys.executable, "-m", "planner.executor", *self.rank_arguments],
                 self.devices,
                 environment,
                 lambda line: print(line, flush=True),
                 lambda line: print(line, file=sys.stderr, flush=True),
                 restarts=self.restarts,
-                view=view,
+                monitor=monitor,
                 address=self.address,
-                who=WHO,
+                program=PROGRAM,
             )
             if code == LEFT:
-                print(f"{WHO}: the others continue without this node", file=sys.stderr, flush=True)
-                still_s = max(LEFT_STILL_S, 1.5 * self.heartbeat_timeout_s)
+                print(
+                    f"{PROGRAM}: the others continue without this node", file=sys.stderr, flush=True
+                )
+                silence_s = max(LEFT_SILENCE_S, 1.5 * self.heartbeat_timeout_s)
         finally:
             if self.store is not None:
-                _serve_on(view, still_s)
-        return 0 if code == LEFT and view.over else code
+                _serve_on(monitor, silence_s)
+        return 0 if code == LEFT and monitor.finished else code
 
 
-def _serve_on(view: StoreMonitor, still_s: float) -> None:
+def _serve_on(monitor: StoreMonitor, silence_s: float) -> None:
     """Serve until all is done, or heartbeats have stopped for some time."""
-    since = time.monotonic()
-    while time.monotonic() - max(since, view.stirred_s) < still_s:
-        if view.over and view.knows(since) and time.monotonic() - view.stirred_s > LOOK_S:
+    since_s = time.monotonic()
+    while time.monotonic() - max(since_s, monitor.heartbeat_change_s) < silence_s:
+        if (
+            monitor.finished
+            and monitor.polled_since(since_s)
+            and time.monotonic() - monitor.heartbeat_change_s > POLL_S
+        ):
             return
-        time.sleep(LOOK_S / 2)
+        time.sleep(POLL_S / 2)
 
 
-def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
-    config = parse_arguments(words, None, prog=f"python -m {WHO}")
+def _prepare(options: argparse.Namespace, rank_arguments: list[str]) -> _Node:
+    config = parse_arguments(rank_arguments, None, prog=f"python -m {PROGRAM}")
     # report once what every rank would refuse
     config.validate()
     plan = load_plan(config.plan)
     config.validate_for_plan(plan)
     for local in range(len(config.devices)):
-        rank_of(plan, config.devices, local)
-    require_own(asked, config)
+        assigned_rank(plan, config.devices, local)
+    validate_node_options(options, config)
     # otherwise PyTorch would use an existing store
-    os.environ.pop(SERVED, None)
-    address = replace(StoreAddress.of_environment(), by_starter=True)
+    os.environ.pop(STORE_BY_LAUNCHER, None)
+    address = replace(StoreAddress.from_environment(), served_by_launcher=True)
     allow_descriptors()
-    serves = plan.cluster.network.ids[0] in config.devices and not asked.no_store
+    serves_store = plan.cluster.network.ids[0] in config.devices and not options.no_store
     return _Node(
-        words,
+        rank_arguments,
         config.devices,
-        None if not config.elastic else RESTARTS if asked.restarts is None else asked.restarts,
+        None if not config.elastic else RESTARTS if options.restarts is None else options.restarts,
         address,
         len(plan.cluster),
         config.patience or heartbeat_timeout_s(plan),
-        served(config.bind or address.bind or address.host, address.port) if serves else None,
+        serve_store(config.bind or address.bind or address.host, address.port)
+        if serves_store
+        else None,
     )
 
 
-def _told_to_end(number: int, frame: FrameType | None) -> NoReturn:
+def _on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
     """Let ranks end before this process; further signals are ignored."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)

@@ -13,12 +13,13 @@ import threading
 from contextlib import suppress
 
 from planner.executor.launch.process import allow_descriptors
-from planner.executor.rendezvous.store import SERVED, PortTakenError, served
+from planner.executor.rendezvous.store import STORE_BY_LAUNCHER, PortTakenError, serve_store
 from planner.utils.argument_parser import OneLineParser
+from planner.utils.refusal import Refusal
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a signal comes; returns the exit code."""
+    """Serve until this process is interrupted; returns the exit code."""
     parser = OneLineParser(prog="python -m planner.executor.serve_store", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="MASTER_PORT of the ranks")
     parser.add_argument(
@@ -29,14 +30,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     # otherwise PyTorch would use an existing store
-    os.environ.pop(SERVED, None)
+    os.environ.pop(STORE_BY_LAUNCHER, None)
     allow_descriptors()
     try:
-        store = served(args.bind, args.port)
+        store = serve_store(args.bind, args.port)
     except PortTakenError as error:
         print(f"{error}; name another --port", file=sys.stderr)
         return 2
-    except (ValueError, OverflowError, OSError) as error:
+    except (Refusal, OverflowError, OSError) as error:
         print(f"the store cannot be served on port {args.port}: {error}", file=sys.stderr)
         return 2
     print(f"the store is served on port {store.port} of {args.bind}", flush=True)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard
 from planner.executor.checkpoint.safetensors_io import write_tensors
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model import PROJECTION
-from planner.executor.runtime.stage_module import StageModule, has_head, require_executable
+from planner.executor.runtime.model_stage import ModelStage, has_head, require_executable
 from planner.huggingface.names import tensor_parts
 from planner.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.training_plan.model import TrainingPlan
@@ -67,7 +67,7 @@ class Export:
                 f"{folder}: cannot be written to ({error.strerror}); name another folder"
             ) from None
 
-    def of(self, plan: TrainingPlan) -> Export:
+    def for_plan(self, plan: TrainingPlan) -> Export:
         """The same for another plan, after devices moved."""
         other = copy.copy(self)
         other._plan = plan
@@ -128,12 +128,12 @@ class Export:
         return SINGLE if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
 
 
-def export_trained(export: Export, ranks: ProcessGroup, stage_module: StageModule | None) -> None:
+def export_trained(export: Export, ranks: RankGroup, model_stage: ModelStage | None) -> None:
     """At the end of a run, export each stage by its first rank; a collective call."""
-    writes = stage_module is not None and export.writes(ranks.rank)
+    writes = model_stage is not None and export.writes(ranks.rank)
     stages: dict[str, list[int]] = {}
-    if writes and stage_module is not None:
-        rank, trained = ranks.rank, stage_module.global_parameters()
+    if writes and model_stage is not None:
+        rank, trained = ranks.rank, model_stage.global_parameters()
         export, stages = _where_room(export, lambda place: place.write(rank, trained))
     written_by = [json.loads(text) for text in ranks.all_gather("export", json.dumps(stages))]
     if writes:

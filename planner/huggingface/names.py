@@ -35,7 +35,7 @@ def tensor_parts(
     Returns
     -------
     dict[str, tuple[TensorPart, ...]]
-        By the name in `StageModule`.
+        By the name in `ModelStage`.
     """
     gpt2 = arch.kind is Family.GPT2
     prefix = PREFIX[arch.kind]

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.checkpoint.safetensors_io import TensorEntry, read_entries, read_tensor
-from planner.executor.rendezvous.file_digest import digest_of
+from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.runtime.model import EMBEDDING
 from planner.huggingface.names import PREFIX, TensorPart, tensor_parts
 from planner.utils.input_files import read_json
+from planner.utils.refusal import Refusal
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
 
@@ -23,7 +24,7 @@ NO_WEIGHTS = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq
 HEAD = "lm_head.weight"
 
 
-class WeightsError(ValueError):
+class WeightsError(Refusal):
     """A folder whose weights cannot be used."""
 
 
@@ -105,7 +106,7 @@ def weight_digests(
     read = _Files(folder, arch).read_by(
         part for parts in tensor_parts(arch, start, stop, head=head).values() for part in parts
     )
-    return {path.name: digest_of(path) for path in sorted(read)}
+    return {path.name: file_digest(path) for path in sorted(read)}
 
 
 class _Files:

@@ -24,11 +24,11 @@ import torch
 from planner.executor.comm.connections import ChannelKind, Connections
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
-from planner.executor.launch.arguments import add_trust, secret_of
+from planner.executor.launch.arguments import add_authentication_options, load_secret
 from planner.executor.launch.process import exit_now, run_rank
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.rendezvous.rank_assignment import WAIT_S, join_by_name, own_name
+from planner.executor.rendezvous.rank_assignment import WAIT_S, join_by_name, local_device_name
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
 from planner.probe.flows import Rate
 from planner.probe.measure import (
@@ -42,6 +42,7 @@ from planner.probe.measure import (
 )
 from planner.probe.rounds import Pair, disjoint_rounds
 from planner.utils.argument_parser import OneLineParser
+from planner.utils.refusal import Refusal
 
 HEARTBEAT_TIMEOUT_S = 60.0
 """Heartbeats queue behind streams that fill a link's buffers."""
@@ -58,7 +59,7 @@ class Work(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = _arguments(argv)
-    name = own_name(args.devices)
+    name = local_device_name(args.devices)
     detector = FailureDetector(name, Shutdown())
     return run_rank(name, detector, lambda: _run(args, name, detector))
 
@@ -81,22 +82,22 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
             help=f"seconds {help_text}; default {default:g}",
         )
     parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds for missing ranks")
-    add_trust(parser)
+    add_authentication_options(parser)
     return parser.parse_args(argv)
 
 
 def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
     for option in ("seconds", "warm", "messages", "wait"):
         if not 0 < getattr(args, option) < math.inf:
-            raise ValueError(f"--{option} is {getattr(args, option):g}; give seconds above 0")
+            raise Refusal(f"--{option} is {getattr(args, option):g}; give seconds above 0")
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", len(args.devices)))
     if local_ranks != len(args.devices):
-        raise ValueError(
+        raise Refusal(
             f"--devices names {len(args.devices)}, this node has {local_ranks} "
             "processes; name each once"
         )
     if ALL in args.devices or "" in args.devices:
-        raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
+        raise Refusal(f"--devices: {ALL!r} and empty names are not for devices; name them else")
     timing = ProbeTiming(args.seconds, args.warm, args.messages)
     settings = json.dumps(asdict(timing))
     ranks = join_by_name(
@@ -104,14 +105,14 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
         detector=detector,
         wait_s=args.wait,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-        secret=secret_of(args.bind, args.secret_file),
+        secret=load_secret(args.bind, args.secret_file),
     )
-    if ranks.world < 2:
-        raise ValueError("a probe needs two devices at least; start one process a device")
+    if ranks.world_size < 2:
+        raise Refusal("a probe needs two devices at least; start one process a device")
     findings, log = _open_log(args.log, ranks, timing) if ranks.rank == 0 else ([], None)
     done = json.loads(ranks.all_gather("done", json.dumps(findings))[0])
     works = _works(ranks, {(a, b) for a, b in done})
-    peers = [r for r in range(ranks.world) if r != ranks.rank]
+    peers = [r for r in range(ranks.world_size) if r != ranks.rank]
     channels = [(purpose, r) for r in peers for purpose in (ChannelKind.PROBE, *STREAMS)]
     with connections_to(ranks, channels, "probe") as opened:
         for number, work in enumerate(works):
@@ -129,7 +130,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
 
 
 def _open_log(
-    path: Path, ranks: ProcessGroup, timing: ProbeTiming
+    path: Path, ranks: RankGroup, timing: ProbeTiming
 ) -> tuple[list[tuple[str, str]], Callable[[LinkFinding], None]]:
     """Findings already in a log, and the log to append to."""
     done: list[tuple[str, str]] = []
@@ -137,12 +138,12 @@ def _open_log(
         log = ProbeLog.load(path)
         old_pace = log.about.get("pace")
         if old_pace != asdict(timing):
-            raise ValueError(
+            raise Refusal(
                 f"{path}: was measured with {old_pace}, not {asdict(timing)}; give the same "
                 "options, or another file"
             )
         # with fewer peers a device's line may not have been saturated
-        peer_count = ranks.world - 1
+        peer_count = ranks.world_size - 1
         done = [
             e for e, finding in log.findings.items() if ALL not in e or finding.peers >= peer_count
         ]
@@ -172,9 +173,9 @@ def _open_log(
     return done, add
 
 
-def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
+def _works(ranks: RankGroup, done: set[tuple[str, str]]) -> list[Work]:
     """Missing measurements, in the order of all ranks."""
-    names, world = ranks.names, ranks.world
+    names, world = ranks.names, ranks.world_size
     wanted = [
         (i, j)
         for i in range(world)
@@ -190,17 +191,17 @@ def _works(ranks: ProcessGroup, done: set[tuple[str, str]]) -> list[Work]:
 
 
 def _measured(
-    ranks: ProcessGroup, work: Work, opened: Connections, timing: ProbeTiming, number: int
+    ranks: RankGroup, work: Work, opened: Connections, timing: ProbeTiming, number: int
 ) -> Iterator[LinkFinding]:
     """Do this rank's part; returns the findings of all ranks."""
     names, rank = ranks.names, ranks.rank
     if work.device is not None:
-        rate = measure_device(rank, work.device, work.up, ranks.world, opened, timing)
+        rate = measure_device(rank, work.device, work.up, ranks.world_size, opened, timing)
         texts = ranks.all_gather(
             f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high])
         )
         rates = [Rate(*rate) for text in texts if (rate := json.loads(text)) is not None]
-        yield line_of(names[work.device], work.up, rates, ranks.world - 1)
+        yield line_of(names[work.device], work.up, rates, ranks.world_size - 1)
         return
     mine = next((pair for pair in work.pairs if rank in pair), None)
     text = "" if mine is None else measure_pair(rank, mine, opened, timing).to_json()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.executor.comm.connections import ConnectionLost, named, receive_into, send_all
+from planner.executor.comm.connections import ConnectionLost, describe_peer, receive_into, send_all
 
 SIZE = struct.Struct("!Q")
 ENOUGH = b"\1"
@@ -185,5 +185,5 @@ def _receive_into(connection: object, room: bytearray | memoryview) -> int:
     except OSError as error:
         raise ConnectionLost(f"a stream has ended ({error})") from None
     if size == 0:
-        raise ConnectionLost(f"{named(connection)} closed its connection")
+        raise ConnectionLost(f"{describe_peer(connection)} closed its connection")
     return size

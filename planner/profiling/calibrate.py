@@ -19,21 +19,21 @@ from planner.executor.comm.connections import (
     ChannelKind,
     DuplexChannels,
     as_bytes,
-    channels_of,
-    duplex_of,
+    duplex_channels,
+    duplex_keys,
     receive_into,
     send_all,
 )
 from planner.executor.comm.device_backend import HOST, DeviceBackend
-from planner.executor.comm.device_identity import gpu_of, machine
+from planner.executor.comm.device_identity import gpu_identity, machine_id
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -51,8 +51,8 @@ EMPTY_OPERATIONS = 999
 
 def calibrate(
     plan: TrainingPlan,
-    ranks: ProcessGroup,
-    stage_module: StageModule | None,
+    ranks: RankGroup,
+    model_stage: ModelStage | None,
     device: torch.device,
 ) -> Calibration | None:
     """Measure on every rank; returns the result on rank 0, None on others.
@@ -64,16 +64,16 @@ def calibrate(
     places = _places(ranks, device)
     turns = _turns(places)
     own: dict[str, Any] | None = None
-    group = () if stage_module is None else plan.assignment.groups[plan.stage_of[rank]]
+    group = () if model_stage is None else plan.assignment.groups[plan.stage_of[rank]]
     averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
         ranks.barrier(f"calibration/{turn}")
-        if turns[rank] == turn and stage_module is not None:
+        if turns[rank] == turn and model_stage is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            own = {"layers": layers, **measure_compute(stage_module, averages=averages)}
+            own = {"layers": layers, **measure_compute(model_stage, averages=averages)}
     ranks.barrier("calibration/link")
-    backend = HOST if stage_module is None else stage_module.backend
-    link = measure_link(ranks, backend) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
+    backend = HOST if model_stage is None else model_stage.backend
+    link = measure_link(ranks, backend) if ranks.world_size > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
     answers = ranks.all_gather("calibration", json.dumps([name, own, measure_operation()]))
     if rank != 0:
@@ -106,11 +106,11 @@ def calibrate(
     )
 
 
-def _places(ranks: ProcessGroup, device: torch.device) -> list[tuple[str, int]]:
+def _places(ranks: RankGroup, device: torch.device) -> list[tuple[str, int]]:
     """GPU or machine of every rank, and how many can compute there at a time."""
-    own = machine(), max(1, cores() // torch.get_num_threads())
+    own = machine_id(), max(1, cores() // torch.get_num_threads())
     if device.type == "cuda":
-        own = gpu_of(device)[1], 1
+        own = gpu_identity(device)[1], 1
     answers = ranks.all_gather("calibration/places", json.dumps(own))
     return [(str(place), int(together)) for place, together in map(json.loads, answers)]
 
@@ -121,65 +121,67 @@ def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
     return [names[:k].count(name) // together for k, (name, together) in enumerate(places)]
 
 
-def measure_compute(stage_module: StageModule, *, averages: bool = False) -> dict[str, float]:
+def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`."""
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def timed(field: str, work: Callable[[], None]) -> None:
-        _synchronise(stage_module.device)
+        _synchronise(model_stage.device)
         start = time.perf_counter()
         work()
-        _synchronise(stage_module.device)
+        _synchronise(model_stage.device)
         samples[field].append(time.perf_counter() - start)
 
-    boundary, first = stage_module.boundary, stage_module.stage.stem is not None
-    message = stage_module.backend.host_buffer(*boundary.message)
-    message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
+    activation_codec, first = model_stage.activation_codec, model_stage.stage.stem is not None
+    message = model_stage.backend.host_buffer(*activation_codec.message)
+    message.copy_(
+        activation_codec.encode_message(torch.randn(activation_codec.shape), gradient=False)
+    )
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
         # decoding the input and encoding the output are part of the operation
         def forward(state: dict[str, torch.Tensor] = state) -> None:
             if first:
-                state["input"] = stage_module.tokens(0, 0)[:, :-1]
+                state["input"] = model_stage.tokens(0, 0)[:, :-1]
             else:
-                state["input"] = stage_module.read("F", message).detach().requires_grad_()
-            state["output"] = stage_module.run_stage(state["input"])
-            if stage_module.head is None:
-                boundary.write(state["output"].detach(), gradient=False)
+                state["input"] = model_stage.decode_message("F", message).detach().requires_grad_()
+            state["output"] = model_stage.run_stage(state["input"])
+            if model_stage.head is None:
+                activation_codec.encode_message(state["output"].detach(), gradient=False)
 
         def head(state: dict[str, torch.Tensor] = state) -> None:
             leaf = state["output"].detach().requires_grad_()
-            targets = stage_module.tokens(0, 0)[:, 1:]
-            torch.autograd.backward(
-                stage_module.run_loss(leaf, targets) / stage_module.batch_tokens
-            )
+            targets = model_stage.tokens(0, 0)[:, 1:]
+            torch.autograd.backward(model_stage.run_loss(leaf, targets) / model_stage.batch_tokens)
             assert leaf.grad is not None
             state["gradient"] = leaf.grad
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             head_gradient = state.get("gradient")
-            gradient = stage_module.read("B", message) if head_gradient is None else head_gradient
+            gradient = (
+                model_stage.decode_message("B", message) if head_gradient is None else head_gradient
+            )
             torch.autograd.backward(state["output"], gradient)
             if not first and (made := state["input"].grad) is not None:
-                boundary.write(made, gradient=True)
+                activation_codec.encode_message(made, gradient=True)
 
         timed("forward_s", forward)
-        if stage_module.head is not None:
+        if model_stage.head is not None:
             timed("head_s", head)
         timed("backward_s", backward)
     # on a copy, so that training starts from untouched weights and moments
-    copies = [p.detach().clone().requires_grad_() for p in stage_module.parameters]
+    copies = [p.detach().clone().requires_grad_() for p in model_stage.parameters]
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
-    probe = stage_module.optimizing.make(copies)  # type: ignore[arg-type]
+    probe = model_stage.optimizer_config.make(copies)  # type: ignore[arg-type]
 
     def update() -> None:
         if averages:
-            stage_module.gradients(on_device=False)
-            stage_module.gradients(on_device=True)
+            model_stage.gradients(on_device=False)
+            model_stage.gradients(on_device=True)
         probe.step()
-        stage_module.round()
+        model_stage.round()
 
     for _ in range(REPEATS):
         timed("update_s", update)
@@ -205,14 +207,14 @@ class Link:
     message_s: float
 
 
-def measure_link(ranks: ProcessGroup, backend: DeviceBackend) -> Link:
+def measure_link(ranks: RankGroup, backend: DeviceBackend) -> Link:
     """Time messages of two sizes alone, and small ones as the pipeline sends them."""
     link = Link(0.0, 1e12, 0.0)
     peers = [1 - ranks.rank] if ranks.rank < 2 else []
-    wanted = duplex_of(ChannelKind.PIPELINE, peers)
+    wanted = duplex_keys(ChannelKind.PIPELINE, peers)
     with connections_to(ranks, wanted, "calibration") as connections:
         if peers:
-            channels = channels_of(connections, ChannelKind.PIPELINE, ranks.rank)
+            channels = duplex_channels(connections, ChannelKind.PIPELINE, ranks.rank)
             link = _measure(channels, ranks.rank, backend)
     ranks.barrier("calibration/measured")
     return link
@@ -224,12 +226,15 @@ def measure_operation() -> float:
     order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
     traffic, no_transport = P2PSchedule(schedule, 0), _Nothing()
-    failure = ErrorLatch()
-    receiver, sender = Receiver({}, {}, no_transport.buffer, failure), Sender({}, failure, {})
+    error_latch = ErrorLatch()
+    receiver, sender = (
+        Receiver({}, {}, no_transport.buffer, error_latch),
+        Sender({}, error_latch, {}),
+    )
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        run_operations(order, traffic, no_transport, receiver, sender, 0, 0, StepRecord(0, False))
+        run_operations(traffic, no_transport, receiver, sender, 0, StepRecord(0, False))
         seconds.append((time.perf_counter() - start) / len(order))
     return statistics.median(seconds)
 
@@ -252,7 +257,7 @@ class _Nothing:
 
 def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Link:
     other = 1 - rank
-    to, of = channels.to[other], channels.of[other]
+    to, of = channels.outgoing[other], channels.incoming[other]
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
         values = torch.zeros(size, dtype=torch.uint8)
@@ -267,17 +272,17 @@ def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Lin
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    no_transport, failure = _Nothing(backend), ErrorLatch()
+    no_transport, error_latch = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)
     coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
-    receiver = Receiver(channels.of, {other: coming}, no_transport.buffer, failure)
-    sender = Sender(channels.to, failure, {other: bandwidth}, backend=backend)
+    receiver = Receiver(channels.incoming, {other: coming}, no_transport.buffer, error_latch)
+    sender = Sender(channels.outgoing, error_latch, {other: bandwidth}, backend=backend)
     numbers = count()
     ours = _one_way(
         rank,
         PINGS,
         lambda: sender.send(no_transport.run_op("F", 0, None), other),
-        lambda: backend.to_device(receiver.take(next(numbers), message).tensor),
+        lambda: backend.to_device(receiver.receive(next(numbers), message).tensor),
     )
     sender.finish()
     return Link(latency, bandwidth, max(ours - small, 0.0))

@@ -1,7 +1,9 @@
 """The exception for invalid plans."""
 
+from planner.utils.refusal import Refusal
 
-class PlanError(ValueError):
+
+class PlanError(Refusal):
     """An invalid plan; one line with field, value and remedy."""
 
 

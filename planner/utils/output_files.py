@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.utils.refusal import Refusal
+
 EDGE_BYTES = 4096
 """Bytes at both ends of a file in which its mark is searched."""
 
@@ -60,11 +62,11 @@ def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> 
         assert path is not None
         require_writable(path, output.suffixes)
         if any(_same(path, other) for other in reads):
-            raise ValueError(f"{output.option} {path}: is read too; name another file")
+            raise Refusal(f"{output.option} {path}: is read too; name another file")
         for other in requested[:k]:
             assert other.path is not None
             if _same(path, other.path):
-                raise ValueError(
+                raise Refusal(
                     f"{output.option} {path}: {other.option} names it too; name another file"
                 )
         if not arguments["force"]:
@@ -74,13 +76,13 @@ def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> 
 def require_writable(path: Path, suffixes: Sequence[str]) -> None:
     """Refuse a path that cannot be written."""
     if not path.parent.is_dir():
-        raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
+        raise Refusal(f"{path}: folder {path.parent} does not exist; make it first")
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder; name a file")
+        raise Refusal(f"{path}: is a folder; name a file")
     if path.suffix not in suffixes:
-        raise ValueError(f"{path}: must end in {' or '.join(suffixes)}; rename it")
+        raise Refusal(f"{path}: must end in {' or '.join(suffixes)}; rename it")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f"{path}: folder {path.parent} may not be written to; name another file")
+        raise Refusal(f"{path}: folder {path.parent} may not be written to; name another file")
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -116,9 +118,7 @@ def _require_own(output: Output, path: Path) -> None:
     if has_mark(path, output.mark):
         return
     who = "this command did not make it" if output.mark else "its author is unknown"
-    raise ValueError(
-        f"{output.option} {path}: exists, and {who}; name another file, or give --force"
-    )
+    raise Refusal(f"{output.option} {path}: exists, and {who}; name another file, or give --force")
 
 
 def _files(values: Iterable[Any]) -> Iterable[Path]:

@@ -72,7 +72,7 @@ def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None
     for routing in (Routing(), Routing(0.0), Routing(told=RouterFeedback.WORK)):
         chosen = plan.replace(wiring="stochastic", routing=routing)
         for d, router in enumerate(plan_routers(chosen)):
-            same = routed_by.router_of(chosen, d)
+            same = routed_by.make_router(chosen, d)
             for stage in range(2):
                 assert router.estimates_s(stage) == same.estimates_s(stage)
     kept = plan.replace(wiring="stochastic", routing=Routing(0.0))

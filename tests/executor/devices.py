@@ -13,10 +13,10 @@ from planner.executor.comm.connections import Connection
 from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.p2p import Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def all_run(
     run: Callable[[int], None],
     devices: int,
     ends: Iterable[socket.socket],
-    failure: ErrorLatch,
+    error_latch: ErrorLatch,
 ) -> None:
     """Run every device to its end, and close what they were connected by.
 
@@ -40,7 +40,7 @@ def all_run(
         N.
     ends
         Sockets.
-    failure
+    error_latch
         Of all.
     """
 
@@ -48,7 +48,7 @@ def all_run(
         try:
             run(device)
         except Exception as error:
-            failure(error)
+            error_latch.fail(error)
             raise
 
     threads = [threading.Thread(target=guarded, args=(d,), daemon=True) for d in range(devices)]
@@ -57,9 +57,9 @@ def all_run(
     for thread in threads:
         thread.join(LONG_S)
         if thread.is_alive():
-            failure.check()
+            error_latch.check()
         assert not thread.is_alive()
-    failure.check()
+    error_latch.check()
     for end in ends:
         end.close()
 
@@ -69,14 +69,14 @@ def train_in_threads(
     backends: Sequence[DeviceBackend],
     steps: int = 2,
     where: torch.device = CPU,
-) -> tuple[list[StageModule], list[list[StepRecord]], list[float]]:
+) -> tuple[list[ModelStage], list[list[StepRecord]], list[float]]:
     """Train a plan whose devices are threads; return their modules, records and each step's loss.
 
     Gradients are summed as they are found where they are averaged.
     """
     ranks, schedule = range(len(plan.cluster)), plan.schedules[0]
     stage_modules = [
-        StageModule(plan, rank, where, OptimizerConfig(), backend=backends[rank]) for rank in ranks
+        ModelStage(plan, rank, where, OptimizerConfig(), backend=backends[rank]) for rank in ranks
     ]
     pipelines = [FixedPipeline(plan, rank, stage_modules[rank]) for rank in ranks]
     sending: dict[tuple[int, int], Connection] = {}
@@ -88,7 +88,7 @@ def train_in_threads(
     records: list[list[StepRecord]] = [[] for _ in ranks]
     # each device's own: two threads that add to one sum may lose a part
     losses: list[list[float]] = [[] for _ in ranks]
-    failure = ErrorLatch()
+    error_latch = ErrorLatch()
     gradients: dict[int, Tensor] = {}
     barriers = {group: threading.Barrier(len(group)) for group in plan.assignment.groups}
 
@@ -108,20 +108,20 @@ def train_in_threads(
             torch.cuda.set_device(where)
         outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
         incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
-        stage_module, pipeline = stage_modules[rank], pipelines[rank]
+        model_stage, pipeline = stage_modules[rank], pipelines[rank]
         sender = Sender(
-            outgoing, failure, dict.fromkeys(outgoing, 1e9), backend=stage_module.backend
+            outgoing, error_latch, dict.fromkeys(outgoing, 1e9), backend=model_stage.backend
         )
-        pipeline.open(PipelineLinks(incoming, sender, failure), [0] * steps)
+        pipeline.open(PipelineLinks(incoming, sender, error_latch), [0] * steps)
         for step in range(steps):
             record = StepRecord(step, False)
             records[rank].append(record)
-            stage_module.begin(step, schedule)
+            model_stage.begin(step, schedule)
             pipeline.run(step, 0, record, lambda end: None)
             average(rank)
-            stage_module.update()
-            losses[rank].append(stage_module.loss() or 0.0)
+            model_stage.update()
+            losses[rank].append(model_stage.loss() or 0.0)
         sender.finish()
 
-    all_run(train, len(ranks), [*sending.values(), *receiving.values()], failure)
+    all_run(train, len(ranks), [*sending.values(), *receiving.values()], error_latch)
     return stage_modules, records, [sum(each) for each in zip(*losses, strict=True)]

@@ -21,9 +21,9 @@ def _note_parameters(folder: Path) -> None:
 
     def train(elastic: ElasticRun, *args: Any) -> Any:
         last = usual(elastic, *args)
-        stage_module, digest = elastic._stage_module, hashlib.sha256()
-        assert stage_module is not None
-        for parameter in stage_module.parameters:
+        model_stage, digest = elastic._model_stage, hashlib.sha256()
+        assert model_stage is not None
+        for parameter in model_stage.parameters:
             digest.update(parameter.detach().numpy().tobytes())
         name = elastic.ranks.name(elastic.ranks.rank).replace("/", "-")
         (folder / f"{name}.parameters").write_text(digest.hexdigest())

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from planner.executor.data.microbatches import microbatches_of
+from planner.executor.data.microbatches import make_microbatches
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.model import build_head, build_stage
+from planner.executor.runtime.model_stage import require_executable
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.stage_module import require_executable
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import remove_devices
@@ -25,7 +25,7 @@ from planner.workload.workload import Workload
 def train_single(
     plan: TrainingPlan,
     count: int,
-    optimizing: OptimizerConfig,
+    optimizer_config: OptimizerConfig,
     data: Data = SYNTHETIC,
     overflow: int | None = None,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
@@ -43,8 +43,8 @@ def train_single(
     head = build_head(arch, plan.seed, stages[0].stem)
     # a tied matrix once
     parameters = list(nn.ModuleList([*stages, head]).parameters())
-    optim = optimizing.make(parameters)
-    batches = microbatches_of(plan, data)
+    optim = optimizer_config.make(parameters)
+    batches = make_microbatches(plan, data)
     scaler = torch.amp.GradScaler(
         "cpu", enabled=Dtype.FP16 in (w.precision.compute, w.precision.messages)
     )
@@ -73,7 +73,7 @@ def train_single(
         if plan.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.clip)
         yield total, parameters
-        optimizing.set_rate(optim, step)
+        optimizer_config.set_rate(optim, step)
         scaler.step(optim)
         scaler.update()
 
@@ -95,7 +95,7 @@ class Lost(NamedTuple):
 
 
 def train_apart(
-    plan: TrainingPlan, count: int, optimizing: OptimizerConfig, lost: Lost | None = None
+    plan: TrainingPlan, count: int, optimizer_config: OptimizerConfig, lost: Lost | None = None
 ) -> Iterator[tuple[float, dict[int, list[nn.Parameter]]]]:
     """Train by DiLoCo-SWARM's Algorithm 3; yields loss and parameters by device after each step.
 
@@ -114,7 +114,7 @@ def train_apart(
         heads = [build_head(arch, plan.seed, built.stem)] if stage == plan.head_stage else []
         modules[d] = [built, *heads]
     held = {d: list(nn.ModuleList(own).parameters()) for d, own in modules.items()}
-    inner = {d: optimizing.make(own) for d, own in held.items()}
+    inner = {d: optimizer_config.make(own) for d, own in held.items()}
     agreed, outer = [], []
     for group in plan.assignment.groups:
         agreed.append([p.detach().clone().requires_grad_() for p in held[group[0]]])
@@ -122,7 +122,7 @@ def train_apart(
             (1.0, 0.0) if sync.outer is None else (sync.outer.learning_rate, sync.outer.momentum)
         )
         outer.append(torch.optim.SGD(agreed[-1], lr=rate, momentum=momentum, nesterov=momentum > 0))
-    batches = microbatches_of(plan, SYNTHETIC)
+    batches = make_microbatches(plan, SYNTHETIC)
     seen = dict.fromkeys(held, 0)
     left: dict[int, list[Tensor]] = {}
     groups = [g for rounds in plan.averaging for some in rounds for g in some]
@@ -204,7 +204,7 @@ def train_apart(
             for k, parameter in enumerate(own):
                 total_of = sum((made[e][k] for e in team[d]), torch.zeros_like(parameter))
                 parameter.grad = total_of * (w.batch_samples / together)
-            optimizing.set_rate(inner[d], step)
+            optimizer_config.set_rate(inner[d], step)
             inner[d].step()
         if left:
             outer_step()

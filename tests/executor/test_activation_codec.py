@@ -33,13 +33,13 @@ def test_it_trains_as_one_process_that_rounds_at_the_same_places(
 ) -> None:
     """20 steps; messages have the priced bytes, both ways; one pipeline is equal bit by bit."""
     # two samples of 16 tokens in 32 values are one block
-    plain = tiny_workload("llama", microbatch_samples=2)
+    unencoded = tiny_workload("llama", microbatch_samples=2)
     grid = [[0, 3], [2, 1]] if shape == "2 x 2" else [[2, 0, 1]]
     plan = make_plan(
         grid,
         head="first" if "first" in shape else "last",
         schedule="1f1b",
-        workload=plain.with_boundary_codec(codec),
+        workload=unencoded.with_boundary_codec(codec),
     )
     if "recomputing" in shape:
         plan = plan.replace(recompute=(True, True, True))
@@ -47,7 +47,7 @@ def test_it_trains_as_one_process_that_rounds_at_the_same_places(
     losses, gradients = single(plan)
     priced = plan.workload.layers[0].output_bytes * plan.workload.microbatch_samples
     assert {int(size) for found in ranks for size in found["sent"]} == {priced}
-    usual, _ = single(plan.replace(workload=plain))
+    usual, _ = single(plan.replace(workload=unencoded))
     assert 0 < np.abs(np.array(usual) / losses - 1).max() < 0.02
     if shape == "2 x 2":
         # sums in another order end a level off here and there
@@ -85,17 +85,17 @@ def test_what_arrives_is_what_was_sent_but_for_rounding(codec: BoundaryCodec) ->
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(boundary.shape, generator=generator)
     for size, gradient in ((1.0, False), (1e-8, True)):
-        message = boundary.write(size * values, gradient=gradient)
+        message = boundary.encode_message(size * values, gradient=gradient)
         room = HOST.host_buffer(*boundary.message)
         assert message.nbytes == room.nbytes and message.dtype == room.dtype
-        found = boundary.read(message, torch.float32, gradient=gradient)
+        found = boundary.decode_message(message, torch.float32, gradient=gradient)
         off = float((found - size * values).abs().max() / size)
         assert off <= {"none": 0, "bf16": 0.016, "fp16": 0.002, "int8": 0.016, "int4": 0.3}[codec]
         assert found.shape == values.shape and (off > 0) is (codec is not BoundaryCodec.NONE)
     # the first stage hands nobody a gradient
-    assert boundary.write(torch.empty(0), gradient=True).nbytes == 0
-    many = boundary.write(torch.full(boundary.shape, 1e6), gradient=False)
-    assert bool(boundary.read(many, torch.float32, gradient=False).isfinite().all())
+    assert boundary.encode_message(torch.empty(0), gradient=True).nbytes == 0
+    many = boundary.encode_message(torch.full(boundary.shape, 1e6), gradient=False)
+    assert bool(boundary.decode_message(many, torch.float32, gradient=False).isfinite().all())
 
 
 def test_bytes_on_the_wire_are_those_of_the_price() -> None:

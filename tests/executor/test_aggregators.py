@@ -88,8 +88,8 @@ def test_a_tied_matrix_counts_once() -> None:
     import torch
 
     from planner.executor.runtime.aggregator import Aggregator
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
 
     plan = helped_plan([[0], [1]], {2: 0}, 0.5)
     arch = plan.workload.architecture
@@ -98,8 +98,8 @@ def test_a_tied_matrix_counts_once() -> None:
         "tied", replace(arch, tied=True), batch_samples=8, precision="fp32"
     )
     tied = plan.replace(workload=work)
-    stage_module = StageModule(tied, 0, torch.device("cpu"), OptimizerConfig())
-    assert len(Aggregator(tied, 2).gradients()) == len(stage_module.gradients())
+    model_stage = ModelStage(tied, 0, torch.device("cpu"), OptimizerConfig())
+    assert len(Aggregator(tied, 2).gradients()) == len(model_stage.gradients())
 
 
 def test_a_helper_with_the_codec(tmp_path: Path) -> None:

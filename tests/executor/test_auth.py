@@ -23,11 +23,11 @@ from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.rendezvous import connect as opening
 from planner.executor.rendezvous.address import (
     INTERFACE,
-    REACHED,
-    address_among,
+    REACHED_KEY,
     own_address,
+    publish_store_address,
+    reachable_address,
     require_nccl_interface,
-    tell_address_of_store,
 )
 from planner.executor.rendezvous.auth import (
     AuthenticationError,
@@ -36,7 +36,7 @@ from planner.executor.rendezvous.auth import (
     authenticate_server,
 )
 from planner.executor.rendezvous.connect import HELLO, MAGIC, Listener, connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.rendezvous.secret import (
     NONCE_BYTES,
     PROOF_BYTES,
@@ -51,7 +51,7 @@ from planner.executor.rendezvous.store import (
     PortTakenError,
     StoreAddress,
     StoreMissingError,
-    served,
+    serve_store,
 )
 from planner.training_plan.file import save_plan
 from tests.conftest import make_plan, tiny_workload
@@ -60,8 +60,8 @@ from tests.executor.forks import losses_by_step
 
 KNOWN, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
 ENDS = ("a", "b", "ring 4")
-NEAR = sys.platform == "linux"
-needs_near = pytest.mark.skipif(not NEAR, reason="this system has no names of Unix sockets")
+UNIX_SOCKETS = sys.platform == "linux"
+needs_near = pytest.mark.skipif(not UNIX_SOCKETS, reason="this system has no names of Unix sockets")
 
 
 def test_a_secret_is_in_a_file_of_its_owner(
@@ -69,40 +69,40 @@ def test_a_secret_is_in_a_file_of_its_owner(
 ) -> None:
     """Which nobody else may read, with enough in it; the environment may name it."""
     monkeypatch.delenv(SECRET_FILE, raising=False)
-    assert Secret.of_environment() is None
+    assert Secret.from_environment() is None
     path = make_secret(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = Secret.of_file(path)
+    found = Secret.from_file(path)
     assert len(found.key) == 2 * NONCE_BYTES and found.key.decode() not in repr(found)
     with pytest.raises(FileExistsError):
         make_secret(tmp_path)
     monkeypatch.setenv(SECRET_FILE, str(path))
-    assert Secret.of_environment() == found
+    assert Secret.from_environment() == found
     other = tmp_path / "other"
     other.write_text(" a secret of sixteen \n")
     other.chmod(0o400)
-    assert Secret.of_environment(other) == Secret(b"a secret of sixteen")
+    assert Secret.from_environment(other) == Secret(b"a secret of sixteen")
     for mode in (0o640, 0o604, 0o620):
         other.chmod(mode)
         with pytest.raises(SecretError, match=f"others may read or write it .mode {mode:04o}"):
-            Secret.of_file(other)
+            Secret.from_file(other)
     other.chmod(0o600)
     for text in ("", "too short\n", "x" * 5000):
         other.write_text(text)
         with pytest.raises(SecretError, match="must hold 16 to 4096 bytes"):
-            Secret.of_file(other)
+            Secret.from_file(other)
     with pytest.raises(SecretError, match="cannot be read"):
-        Secret.of_file(tmp_path / "none")
+        Secret.from_file(tmp_path / "none")
 
 
 def test_proofs_are_of_what_is_said() -> None:
     """Of each part by itself, and of nothing without the secret."""
     proof = KNOWN.proof("ab", "c", b"\x00")
-    assert KNOWN.proves(proof, "ab", "c", b"\x00")
-    assert not KNOWN.proves(proof, "a", "bc", b"\x00")
-    assert not KNOWN.proves(proof, "ab", "c", b"\x00", "")
-    assert not KNOWN.proves(b"", "ab", "c", b"\x00")
-    assert not OTHER.proves(proof, "ab", "c", b"\x00")
+    assert KNOWN.is_valid_proof(proof, "ab", "c", b"\x00")
+    assert not KNOWN.is_valid_proof(proof, "a", "bc", b"\x00")
+    assert not KNOWN.is_valid_proof(proof, "ab", "c", b"\x00", "")
+    assert not KNOWN.is_valid_proof(b"", "ab", "c", b"\x00")
+    assert not OTHER.is_valid_proof(proof, "ab", "c", b"\x00")
     assert nonce() != nonce()
 
 
@@ -171,17 +171,17 @@ def test_what_was_overheard_opens_nothing() -> None:
         assert said.result() is False
 
 
-def threads(world: int, secrets: Sequence[Secret | None]) -> list[ProcessGroup]:
+def threads(world: int, secrets: Sequence[Secret | None]) -> list[RankGroup]:
     """Ranks of one process, on one store."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     names = tuple("abcdef"[:world])
-    return [ProcessGroup(r, world, store, names, secret=secrets[r]) for r in range(world)]
+    return [RankGroup(r, world, store, names, secret=secrets[r]) for r in range(world)]
 
 
 def proven(secrets: Sequence[Secret]) -> list[str]:
     """What each rank says, empty where it is content."""
 
-    def one(ranks: ProcessGroup) -> str:
+    def one(ranks: RankGroup) -> str:
         try:
             authenticate_all(ranks, "plan")
         except AuthenticationError as error:
@@ -224,9 +224,11 @@ def test_a_proof_in_the_store_is_good_for_one_run() -> None:
             authenticate_all(later, "plan")
 
 
-def opened(ranks: ProcessGroup) -> dict[tuple[ChannelKind, int], str]:
+def opened(ranks: RankGroup) -> dict[tuple[ChannelKind, int], str]:
     """Connections to all others, closed again; names at their other ends."""
-    wanted = [(ChannelKind.PIPELINE, other) for other in range(ranks.world) if other != ranks.rank]
+    wanted = [
+        (ChannelKind.PIPELINE, other) for other in range(ranks.world_size) if other != ranks.rank
+    ]
     with connections_to(ranks, wanted, "test") as found:
         return {asked: connection.name for asked, connection in found.items()}
 
@@ -249,7 +251,7 @@ def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -
             said.append(str(error.value))
     assert "who answers for device 'b' at" in said[0] and "does not know the secret" in said[0]
     assert "device 'a' did not connect to 'b'" in said[1]
-    last = "this machine" if NEAR else "127.0.0.1"
+    last = "this machine" if UNIX_SOCKETS else "127.0.0.1"
     assert f"1 others were refused, the last from {last}" in said[1]
 
 
@@ -258,9 +260,11 @@ def family(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> set[int
     here = threading.local()
     monkeypatch.setattr(opening, "own_address", lambda: here.address)
 
-    def one(ranks: ProcessGroup) -> set[int]:
+    def one(ranks: RankGroup) -> set[int]:
         here.address = addresses[ranks.rank]
-        wanted = [(ChannelKind.STATE, other) for other in range(ranks.world) if other != ranks.rank]
+        wanted = [
+            (ChannelKind.STATE, other) for other in range(ranks.world_size) if other != ranks.rank
+        ]
         with connections_to(ranks, wanted, "test") as found:
             for connection in found.values():
                 send_all(connection, memoryview(bytes([ranks.rank])))
@@ -290,7 +294,7 @@ def test_ranks_at_one_address_connect_without_its_network(monkeypatch: pytest.Mo
     with monkeypatch.context() as here:
         here.setattr(opening, "_listen", elsewhere)
         assert family(["127.0.0.1"] * 2, here) == {socket.AF_INET}
-    monkeypatch.setenv(opening.NEAR, "0")
+    monkeypatch.setenv(opening.UNIX_SOCKETS, "0")
     assert family(["127.0.0.1"] * 2, monkeypatch) == {socket.AF_INET}
 
 
@@ -341,7 +345,9 @@ def test_a_crowd_at_the_unix_socket_leaves_the_port() -> None:
                 one = held.enter_context(socket.socket(socket.AF_UNIX))
                 one.setblocking(False)
                 one.connect("\0" + told.split()[2])
-        assert held.enter_context(opening._reach(told, told, 60.0)).family == socket.AF_INET
+        assert (
+            held.enter_context(opening._connect_socket(told, told, 60.0)).family == socket.AF_INET
+        )
 
 
 @needs_near
@@ -352,7 +358,7 @@ def test_another_user_of_the_machine_is_no_rank(monkeypatch: pytest.MonkeyPatch)
     servers, told = opening._listen("127.0.0.1", 8)
     with servers[0], servers[1], ThreadPoolExecutor(1) as pool:
         ends.user = os.getuid() + 1
-        with opening._reach(told, told, 60.0) as opened:
+        with opening._connect_socket(told, told, 60.0) as opened:
             assert opened.family == socket.AF_INET
         asked, ranks = (ChannelKind.PIPELINE, 1), threads(2, [None, None])[0]
         door = Listener(servers, ranks, {asked}, "test")
@@ -368,9 +374,9 @@ def test_another_user_of_the_machine_is_no_rank(monkeypatch: pytest.MonkeyPatch)
         with socket.create_connection(servers[0].getsockname()) as client:
             client.sendall(HELLO.pack(MAGIC, *asked))
             done.result()
-        (connection,) = door.found.values()
+        (connection,) = door.accepted.values()
         assert connection.family == socket.AF_INET
-        assert "the last from " in door.refused
+        assert "the last from " in door.rejections
         connection.close()
 
 
@@ -433,12 +439,12 @@ def test_a_stranger_holds_up_nobody(
         if secret is not None:
             assert authenticate_client(client, secret, "b", "a", "test 0")
         opened.result()
-        assert list(door.found) == [asked]
+        assert list(door.accepted) == [asked]
         # the silent one is still waited for
         strangers[0].setblocking(False)
         with pytest.raises(BlockingIOError):
             strangers[0].recv(1)
-        for one in (*strangers, client, *door.found.values()):
+        for one in (*strangers, client, *door.accepted.values()):
             one.close()
 
 
@@ -453,29 +459,29 @@ def reaches(address: str, port: int) -> bool:
 
 def test_a_store_listens_on_one_address() -> None:
     """And not on all that the node has, unless it is told to."""
-    store = served("127.0.0.1", 0)
+    store = serve_store("127.0.0.1", 0)
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert reaches("127.0.0.1", store.port) and not reaches("127.0.0.2", store.port)
     with pytest.raises(PortTakenError, match="cannot be served here"):
-        served("127.0.0.1", store.port)
-    everywhere = served("0.0.0.0", 0)
+        serve_store("127.0.0.1", store.port)
+    everywhere = serve_store("0.0.0.0", 0)
     assert reaches("127.0.0.2", everywhere.port)
 
 
 def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the remedy; also for a name that means this machine to itself alone."""
     with pytest.raises(ValueError, match=r"'192.0.2.1' .* is no address of this node .* --bind"):
-        served("192.0.2.1", 0)
+        serve_store("192.0.2.1", 0)
 
     def looked_up(*_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
 
     with pytest.raises(ValueError, match=r"no address of this node .* in MASTER_ADDR everywhere"):
-        StoreAddress("192.0.2.1", 29500, by_starter=False).connect(1.0, serve=True)
+        StoreAddress("192.0.2.1", 29500, served_by_launcher=False).connect(1.0, serve=True)
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     with pytest.raises(ValueError, match=r"'oregon' \(127.0.1.1\) is no address of this node"):
-        served("oregon", 0)
+        serve_store("oregon", 0)
 
 
 def test_where_ranks_listen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +490,7 @@ def test_where_ranks_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv(BIND, "127.0.0.3")
     assert own_address() == "127.0.0.3"
-    assert StoreAddress.of_environment().bind == "127.0.0.3"
+    assert StoreAddress.from_environment().bind == "127.0.0.3"
     monkeypatch.setenv(BIND, "0.0.0.0")
     assert own_address() == "127.0.0.1"
 
@@ -494,10 +500,10 @@ def test_a_name_that_is_loopback_on_its_own_node(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(BIND, raising=False)
     monkeypatch.delenv(INTERFACE, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    store = served("127.0.0.1", 0)
+    store = serve_store("127.0.0.1", 0)
     for rank in range(3):
-        tell_address_of_store(store, rank)
-    assert address_among(store, 3) == "127.0.0.1"
+        publish_store_address(store, rank)
+    assert reachable_address(store, 3) == "127.0.0.1"
     for told, wanted in (
         (("", "127.0.0.5", "127.0.0.6"), "127.0.0.5"),
         # through what translates addresses, and by what is none
@@ -506,11 +512,11 @@ def test_a_name_that_is_loopback_on_its_own_node(monkeypatch: pytest.MonkeyPatch
         (("0.0.0.0", "nothing", ""), "127.0.0.1"),
     ):
         for rank, address in enumerate(told):
-            store.set(f"{REACHED}/{rank}", address)
-        assert address_among(store, 3) == wanted
-    store.set(f"{REACHED}/0", "127.0.0.5")
+            store.set(f"{REACHED_KEY}/{rank}", address)
+        assert reachable_address(store, 3) == wanted
+    store.set(f"{REACHED_KEY}/0", "127.0.0.5")
     monkeypatch.setenv(BIND, "127.0.0.3")
-    assert address_among(store, 3) == "127.0.0.3"
+    assert reachable_address(store, 3) == "127.0.0.3"
 
 
 def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(
@@ -531,7 +537,7 @@ def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(
         now[0] += 0.01
         raise socket.gaierror(-2, "Name or service not known")
 
-    there = StoreAddress("nohost.invalid", 29500, by_starter=True)
+    there = StoreAddress("nohost.invalid", 29500, served_by_launcher=True)
     monkeypatch.setattr(socket, "create_connection", refused)
     with pytest.raises(StoreMissingError, match=r"nohost.invalid:29500 did not answer within 40 s"):
         there.connect(40.0)
@@ -547,12 +553,12 @@ def test_what_the_environment_says_of_the_store(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT .* found '' and '29500'"):
-        StoreAddress.of_environment()
+        StoreAddress.from_environment()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for port in ("", "abc", "0", "65536", "-1", "²"):
         monkeypatch.setenv("MASTER_PORT", port)
         with pytest.raises(ValueError, match=f"from 1 to 65535, found '127.0.0.1' and '{port}'"):
-            StoreAddress.of_environment()
+            StoreAddress.from_environment()
 
 
 @pytest.mark.parametrize(
@@ -621,7 +627,7 @@ def test_a_run_on_this_machine_makes_a_secret_of_its_own(
         command: Sequence[str], names: object, environment: dict[str, str], *_: Any, **__: Any
     ) -> tuple[int, str]:
         found.append(Path(environment[SECRET_FILE]))
-        key = Secret.of_file(found[-1]).key.decode()
+        key = Secret.from_file(found[-1]).key.decode()
         assert stat.S_IMODE(found[-1].parent.stat().st_mode) == 0o700
         assert not any(key in word for word in (*command, *environment.values()))
         return FAILED, "enough"
@@ -646,7 +652,7 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
         for thread in set(threading.enumerate()) - before:
             thread.join(10.0)
             assert not thread.is_alive()
-        assert door.refused == "; 1 others were refused, the last from 127.0.0.1"
+        assert door.rejections == "; 1 others were refused, the last from 127.0.0.1"
         silent.close()
 
 

@@ -27,10 +27,10 @@ from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
     read_tensors,
     write_tensors,
 )
-from planner.executor.rendezvous.file_digest import digest_of  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.rendezvous.file_digest import file_digest  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 ADAMW = OptimizerConfig().to_dict()
@@ -130,18 +130,16 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     assert "was trained on 2 files, 957 bytes, bytes, 12 shuffled, this run has 3 files" in said[0]
 
 
-def rank(stage_module_of: int = 0, count: int = 1) -> tuple[ProcessGroup, StageModule]:
+def rank(make_model_stage: int = 0, count: int = 1) -> tuple[RankGroup, ModelStage]:
     """One rank alone, with a stage of the plan."""
     store = torch.distributed.HashStore()
-    return ProcessGroup(0, count, store, ("0", "1", "2", "3")[:count]), stage_module(
-        stage_module_of
-    )
+    return RankGroup(0, count, store, ("0", "1", "2", "3")[:count]), model_stage(make_model_stage)
 
 
-def stage_module(device: int, optimizer: str = "adamw") -> StageModule:
+def model_stage(device: int, optimizer: str = "adamw") -> ModelStage:
     """A stage that has taken a step."""
-    optimizing = OptimizerConfig(1e-3, OptimizerKind(optimizer))
-    found = StageModule(PLAN, device, torch.device("cpu"), optimizing)
+    optimizer_config = OptimizerConfig(1e-3, OptimizerKind(optimizer))
+    found = ModelStage(PLAN, device, torch.device("cpu"), optimizer_config)
     for parameter in found.parameters:
         parameter.grad.fill_(0.5)
     found.optimizer.step()
@@ -159,7 +157,8 @@ def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
         ranks, made = rank()
         settings = OptimizerConfig().to_dict()
         checkpoints = CheckpointManager(folder, every, PLAN, ranks, made, settings, written.append)
-        checkpoints.maybe_save(step - 1)
+        if checkpoints.due(step - 1):
+            checkpoints.save(step - 1)
     return written
 
 
@@ -198,12 +197,12 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
 def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
     """Each node may have a folder of its own, with checkpoints of its own past."""
     write(tmp_path, [2, 4])
-    same, other = digest_of(tmp_path / "step-000002" / INDEX), "another's"
+    same, other = file_digest(tmp_path / "step-000002" / INDEX), "another's"
 
-    def beside(found: list[tuple[int, str]]) -> ProcessGroup:
+    def beside(found: list[tuple[int, str]]) -> RankGroup:
         store = torch.distributed.HashStore()
         store.set("checkpoints/1", json.dumps(found))
-        return ProcessGroup(0, 2, store, ("0", "1"))
+        return RankGroup(0, 2, store, ("0", "1"))
 
     assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW, STEPS) == 2
     with pytest.raises(CheckpointError, match="after 4 steps is another one than on other devices"):
@@ -273,16 +272,16 @@ def test_an_index_that_one_rank_cannot_write_costs_the_checkpoint(
 ) -> None:
     """Of all ranks, also where they share a folder."""
     _, made = rank()
-    ranks = ProcessGroup(0, 1, torch.distributed.HashStore(), ("0", "1"))
+    ranks = RankGroup(0, 1, torch.distributed.HashStore(), ("0", "1"))
     manager = CheckpointManager(tmp_path, 1, PLAN, ranks, made, ADAMW, lambda steps: None)
     monkeypatch.setattr(
-        ProcessGroup,
+        RankGroup,
         "all_gather",
         lambda self, name, text: (
             [text, "No space left on device"] if name.endswith("index") else [text]
         ),
     )
-    manager.maybe_save(0)
+    manager.save(0)
     assert list(tmp_path.iterdir()) == []
 
 

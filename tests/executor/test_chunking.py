@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.executor.comm.chunking import (
-    against_plan_s,
-    chunking_of,
-    ends_s,
+    choose_chunking,
+    compare_with_plan_s,
     longest_round_trip_s,
     return_s,
+    round_end_s,
     round_s,
 )
 from planner.network.cluster import Cluster, Devices
@@ -58,20 +58,20 @@ def test_when_a_round_is_over(
 ) -> None:
     """Begun by all at once, or when word from the other has come."""
     group, cluster, size = group_of(shares), cluster_of(), 1e6 * megabytes
-    assert ends_s(group, size, cluster, np.zeros(2)) == pytest.approx(together_s)
-    assert ends_s(group, size, cluster, np.full(2, WAY_S)) == pytest.approx(with_word_s)
+    assert round_end_s(group, size, cluster, np.zeros(2)) == pytest.approx(together_s)
+    assert round_end_s(group, size, cluster, np.full(2, WAY_S)) == pytest.approx(with_word_s)
     planned_s = round_s(group, size, cluster) + longest_round_trip_s(group, cluster)
-    spared_s, late_s = planned_s - together_s, with_word_s - planned_s
-    assert against_plan_s(group, size, cluster) == pytest.approx((spared_s, late_s))
+    saved_s, late_s = planned_s - together_s, with_word_s - planned_s
+    assert compare_with_plan_s(group, size, cluster) == pytest.approx((saved_s, late_s))
 
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.SPREAD])
 def test_one_way_only(phase: Phase) -> None:
     """Nothing waits for an answer; with word from all it takes what is planned."""
     group, cluster = group_of((0.5, 0.5), phase), cluster_of()
-    assert ends_s(group, 1e6, cluster, np.zeros(2)) == pytest.approx(0.05 + WAY_S)
-    assert against_plan_s(group, 1e6, cluster) == pytest.approx((WAY_S, 0.0))
-    assert chunking_of(group, 1e6, cluster).early_s is None
+    assert round_end_s(group, 1e6, cluster, np.zeros(2)) == pytest.approx(0.05 + WAY_S)
+    assert compare_with_plan_s(group, 1e6, cluster) == pytest.approx((WAY_S, 0.0))
+    assert choose_chunking(group, 1e6, cluster).start_early_s is None
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,14 @@ def test_executed_faster(
 ) -> None:
     """A round of a third of the time waits a third as long."""
     for speed in (1.0, 3.0):
-        chunking = chunking_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed)
-        assert chunking.early_s == (None if begin_s is None else pytest.approx(begin_s / speed))
+        chunking = choose_chunking(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed)
+        assert chunking.start_early_s == (
+            None if begin_s is None else pytest.approx(begin_s / speed)
+        )
 
 
 @pytest.mark.parametrize(
-    ("shares", "megabytes", "spare_s"),
+    ("shares", "megabytes", "slack_s"),
     [
         # with word from the other it takes what is planned
         ((0.5, 0.5), 20.0, None),
@@ -104,11 +106,11 @@ def test_executed_faster(
     ],
 )
 def test_word_is_sent_ahead_where_it_matters(
-    shares: tuple[float, ...], megabytes: float, spare_s: float | None
+    shares: tuple[float, ...], megabytes: float, slack_s: float | None
 ) -> None:
     """More than a twentieth of the round."""
-    found = chunking_of(group_of(shares), 1e6 * megabytes, cluster_of()).spare_s
-    assert found == (None if spare_s is None else pytest.approx(spare_s))
+    found = choose_chunking(group_of(shares), 1e6 * megabytes, cluster_of()).slack_s
+    assert found == (None if slack_s is None else pytest.approx(slack_s))
 
 
 @given(st.integers(0, 10**6))
@@ -120,7 +122,7 @@ def test_seconds_are_the_clocks(seed: int) -> None:
     np.fill_diagonal(latency, 0.0)
     network = Network(latency, rng.uniform(1e6, 50e6, (n, n)))
     sites = [f"site {k}" for k in rng.integers(0, 3, n)]
-    lines = dict.fromkeys(sites, float(rng.uniform(1e6, 50e6)))
+    limits = dict.fromkeys(sites, float(rng.uniform(1e6, 50e6)))
     devices = Devices(flops=1e12, memory_bytes=16e9)
     if rng.random() < 0.5:
         devices = replace(devices, upload_bytes_per_s=rng.uniform(1e6, 50e6, n))
@@ -128,16 +130,16 @@ def test_seconds_are_the_clocks(seed: int) -> None:
         devices = replace(
             devices,
             sites=sites,
-            site_upload_bytes_per_s=lines,
-            site_download_bytes_per_s=lines,
+            site_upload_bytes_per_s=limits,
+            site_download_bytes_per_s=limits,
         )
     cluster = Cluster(network, devices)
     share = rng.choice([0.0, 1.0, 2.0], n)
     share[0] += 1.0
-    gives = (*(rng.random(n - 1) < 0.7).tolist(), True)
-    group = AveragingGroup(tuple(range(n)), tuple((share / share.sum()).tolist()), gives)
+    contributes = (*(rng.random(n - 1) < 0.7).tolist(), True)
+    group = AveragingGroup(tuple(range(n)), tuple((share / share.sum()).tolist()), contributes)
     planned_s = round_s(group, 1e7, cluster) + return_s(group, cluster)
     assert planned_s == pytest.approx(clock_round_s(group, 1e7, LinkResources.of(cluster)))
-    spared_s, late_s = against_plan_s(group, 1e7, cluster)
-    assert 0.0 <= spared_s <= planned_s
+    saved_s, late_s = compare_with_plan_s(group, 1e7, cluster)
+    assert 0.0 <= saved_s <= planned_s
     assert late_s <= longest_round_trip_s(group, cluster)

@@ -36,10 +36,10 @@ def test_round_trip_is_within_the_stated_error(values: int, wire: WireFormat, se
 def test_plan_and_codec_agree_on_the_bytes() -> None:
     """The factor in predictions is the length of real messages."""
     for codec in Codec:
-        wire = WireFormat.of(codec, Dtype.FP32)
+        wire = WireFormat.from_codec(codec, Dtype.FP32)
         assert message_length(1 << 20, wire) == pytest.approx(4 * (1 << 20) * codec.wire_ratio)
     half = Precision.parse({"gradients": "bf16"}).gradients
-    assert message_length(5, WireFormat.of(Codec.NONE, half)) == 5 * half.bytes
+    assert message_length(5, WireFormat.from_codec(Codec.NONE, half)) == 5 * half.bytes
 
 
 @given(

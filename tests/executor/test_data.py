@@ -21,13 +21,13 @@ from tests.conftest import make_plan
 torch = pytest.importorskip("torch")
 
 from planner.executor.data import sources  # noqa: E402
-from planner.executor.data.microbatches import microbatches_of  # noqa: E402
+from planner.executor.data.microbatches import make_microbatches  # noqa: E402
 from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.synthetic import Synthetic  # noqa: E402
 from planner.executor.data.tokenizer import ByteTokenizer  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 
 SEQUENCE, BATCH, BUFFER = 8, 6, 10
 
@@ -54,7 +54,7 @@ def folder_of(path: Path) -> tuple[Path, bytes]:
 
 def rows_of(data: Data, steps: int, plan: TrainingPlan | None = None) -> np.ndarray:
     """Samples ``[steps * BATCH, SEQUENCE + 1]``."""
-    made = microbatches_of(plan or plan_of(), data)
+    made = make_microbatches(plan or plan_of(), data)
     return np.concatenate(
         [made.tokens(step, b).numpy() for step in range(steps) for b in range(BATCH // 2)]
     )
@@ -100,13 +100,13 @@ def test_every_place_can_be_gone_on_from(buffer: int, tmp_path: Path) -> None:
     data, plan = Data(path, buffer=buffer), plan_of()
     whole = by_hand(text, 40 * BATCH, buffer).reshape(40, BATCH // 2, 2, SEQUENCE + 1)
     for mine in range(BATCH // 2):
-        one = microbatches_of(plan, data)
+        one = make_microbatches(plan, data)
         for step in range(40):
             position = one.position(step)
             # a position is what JSON keeps, and few numbers
             assert len(position) == 5 and all(type(n) is int for n in position)
             for b in range(BATCH // 2):
-                other = microbatches_of(plan, data)
+                other = make_microbatches(plan, data)
                 other.seek(position)
                 np.testing.assert_array_equal(other.tokens(step, b), whole[step, b])
             np.testing.assert_array_equal(one.tokens(step, mine), whole[step, mine])
@@ -133,7 +133,7 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
         samples.forget(number)
         row = samples.sample(number)
         assert len(samples._blocks) == 1
-    position = samples.position_of(99_999)
+    position = samples.position_for(99_999)
     read.clear()
     again = Samples(source, SEQUENCE, 100, 0)
     again.seek(position)
@@ -170,20 +170,20 @@ def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
 def test_a_stage_and_its_head_read_once(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes between the two; in the next step, and of the same step again, anew."""
     plan = make_plan([[0]], schedule=schedule)
-    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
-    assert stage_module.data is not None
-    read, usual = [], stage_module.data.tokens
+    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
+    assert model_stage.data is not None
+    read, usual = [], model_stage.data.tokens
 
     def tokens(step: int, microbatch: int) -> Any:
         read.append((step, microbatch))
         return usual(step, microbatch)
 
-    monkeypatch.setattr(stage_module.data, "tokens", tokens)
+    monkeypatch.setattr(model_stage.data, "tokens", tokens)
     (each,) = plan.schedules
     for step in (0, 1, 1):
-        stage_module.begin(step, each)
+        model_stage.begin(step, each)
         for kind, b in each.order[0]:
-            stage_module.run_op(kind, b, None)
+            model_stage.run_op(kind, b, None)
     assert sorted(read) == sorted((t, b) for t in (0, 1, 1) for b in range(len(each.paths)))
 
 
@@ -213,10 +213,10 @@ def test_hidden_folders_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no text file or folder of them"):
         TextFiles(tmp_path, ByteTokenizer(), 256)
     (tmp_path / "a.txt").write_text("one")
-    assert TextFiles(tmp_path, ByteTokenizer(), 256).says.startswith("1 files, 3 bytes")
+    assert TextFiles(tmp_path, ByteTokenizer(), 256).description.startswith("1 files, 3 bytes")
     # a hidden folder that is named is read
     (tmp_path / "a/.cache/b.txt").write_text("two")
-    assert TextFiles(tmp_path / "a/.cache", ByteTokenizer(), 256).says.startswith(
+    assert TextFiles(tmp_path / "a/.cache", ByteTokenizer(), 256).description.startswith(
         "1 files, 3 bytes"
     )
 
@@ -315,7 +315,7 @@ def test_next_block_is_read_while_one_is_in_use() -> None:
                 yield "x" * SEQUENCE
 
     before = set(threading.enumerate())
-    made = microbatches_of(plan_of(), Data(Counted(), buffer=BATCH))
+    made = make_microbatches(plan_of(), Data(Counted(), buffer=BATCH))
     (reader,) = set(threading.enumerate()) - before
     assert asked.empty()
     made.tokens(0, 0)
@@ -341,7 +341,7 @@ def test_error_ahead_is_told_when_its_block_is_needed() -> None:
         def __iter__(self) -> Iterator[str]:
             return texts()
 
-    made = microbatches_of(plan_of(), Data(Torn(), buffer=BATCH))
+    made = make_microbatches(plan_of(), Data(Torn(), buffer=BATCH))
     made.tokens(0, 2)
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):

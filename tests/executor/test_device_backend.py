@@ -23,10 +23,10 @@ from planner.executor.comm.device_backend import HOST, DeviceBackend, GpuBackend
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
 from planner.executor.comm.p2p_schedule import P2PSchedule  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.pipeline import run_operations  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from tests.executor.devices import CPU, LONG_S, train_in_threads  # noqa: E402
 
 LATE_S = 0.003
@@ -93,7 +93,7 @@ class LateGpu:
         """See `GpuStreams`."""
         return LateStream(self._late)
 
-    def computing(self) -> LateStream:
+    def compute_stream(self) -> LateStream:
         """See `GpuStreams`."""
         return self._computes
 
@@ -120,7 +120,7 @@ class LateGpu:
         """See `GpuStreams`."""
         return tensor.untyped_storage().data_ptr() in self.pins
 
-    def copied_in(self, message: Tensor, stream: LateStream) -> Tensor:
+    def copy_to_device(self, message: Tensor, stream: LateStream) -> Tensor:
         """See `GpuStreams`."""
         assert self.is_pinned(message), "a copy that the host would wait for"
         here: Tensor = torch.full_like(message, 0)
@@ -128,7 +128,7 @@ class LateGpu:
         self.copies += 1
         return here
 
-    def copy_out(self, there: Tensor, made: Tensor, stream: LateStream) -> None:
+    def copy_to_host(self, there: Tensor, made: Tensor, stream: LateStream) -> None:
         """See `GpuStreams`."""
         assert self.is_pinned(there), "a copy that the host would wait for"
         assert stream.waits.pop() is self._computes and not stream.waits
@@ -137,7 +137,7 @@ class LateGpu:
         stream.give(lambda: there.copy_(kept()) if kept() is not None else there.fill_(99))
         self.copies += 1
 
-    def used(self, tensor: Tensor, stream: LateStream) -> None:
+    def record_stream(self, tensor: Tensor, stream: LateStream) -> None:
         """Kept until the stream has done what it was given."""
         self.lent.append((tensor, stream))
         if stream is not self._computes:
@@ -152,22 +152,22 @@ class Counted(GpuBackend):
         self.late_s = 0.0
         super().__init__(gpu)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """One of two of an operation."""
         self.open += 1
         self.most = max(self.most, self.open)
-        return super().mark()
+        return super().record_event()
 
-    def wait_time_s(self, mark: Any) -> float:
+    def wait_for_event(self, mark: Any) -> float:
         """Looked at."""
         self.open -= 1
-        return super().wait_time_s(mark)
+        return super().wait_for_event(mark)
 
     def begin(self) -> None:
         """That mark is looked at by itself; the host may wake long after it."""
         super().begin()
         self.open -= 1
-        self.late_s = max(self.late_s, self._zero_s - self._zero.moment_s)
+        self.late_s = max(self.late_s, self._start_s - self._start_event.moment_s)
 
 
 def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
@@ -178,11 +178,11 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     ready = backend.to_host(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert torch.equal(HostBackend().to_host(made)(), made)
-    backend._out.last.result(LONG_S)
+    backend._d2h_stream.last.result(LONG_S)
     # let go of by all as soon as it is copied, though nobody has asked for it
     ready = backend.to_host(torch.ones(3))
     assert len(gpu.lent) == 1
-    backend._out.last.result(LONG_S)
+    backend._d2h_stream.last.result(LONG_S)
     assert not gpu.lent and torch.equal(ready(), torch.ones(3))
 
 
@@ -193,7 +193,7 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     for message in (torch.arange(5), backend.host_buffer((5,), torch.float32).fill_(2.5)):
         here = backend.to_device(message)
         assert torch.equal(here, message)
-        assert gpu.lent[-1] == (here, gpu.computing())
+        assert gpu.lent[-1] == (here, gpu.compute_stream())
     assert HOST.to_device(message) is message
 
 
@@ -202,10 +202,10 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
     for backend in (GpuBackend(LateGpu()), HOST):
         backend.begin()
         if isinstance(backend, GpuBackend):
-            assert backend._zero_s >= backend._zero.moment_s
+            assert backend._start_s >= backend._start_event.moment_s
         before = time.monotonic()
-        marks = [backend.mark() for _ in range(5)]
-        found = [backend.wait_time_s(mark) for mark in marks]
+        marks = [backend.record_event() for _ in range(5)]
+        found = [backend.wait_for_event(mark) for mark in marks]
         assert before <= found[0] <= found[-1] <= time.monotonic() + 1e-3
         assert found == sorted(found)
 
@@ -269,27 +269,29 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     schedule = plan.schedules[0]
     traffic = P2PSchedule(schedule, 0)
     mine, theirs = socket.socketpair()
-    failure = ErrorLatch()
-    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
+    error_latch = ErrorLatch()
+    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
     coming = {1: [ExpectedMessage(0, message) for message in traffic.incoming[1]]}
-    receiver = Receiver({1: mine}, coming, stage_module.buffer, failure)
-    sender = Sender({1: mine}, failure, {1: 1e9}, backend=stage_module.backend)
-    stage_module.begin(0, schedule)
+    receiver = Receiver({1: mine}, coming, model_stage.buffer, error_latch)
+    sender = Sender({1: mine}, error_latch, {1: 1e9}, backend=model_stage.backend)
+    model_stage.begin(0, schedule)
     first = threading.Event()
 
     def run() -> None:
         record = StepRecord(0, False)
-        how = (stage_module, receiver, sender, 0, 0, record, lambda end: first.set())
-        run_operations(schedule.order[0], traffic, *how)
+        how = (model_stage, receiver, sender, 0, record, lambda end: first.set())
+        run_operations(traffic, *how)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     # F has ended, and B waits for a gradient that was not sent
     assert first.wait(LONG_S) and thread.is_alive()
-    gradient = stage_module.boundary.write(torch.zeros(stage_module.boundary.shape), gradient=True)
+    gradient = model_stage.activation_codec.encode_message(
+        torch.zeros(model_stage.activation_codec.shape), gradient=True
+    )
     theirs.sendall(gradient.numpy().tobytes())
     thread.join(LONG_S)
     assert not thread.is_alive()
-    failure.check()
+    error_latch.check()
     mine.close()
     theirs.close()

@@ -41,11 +41,11 @@ from planner.executor.comm.device_collectives import (  # noqa: E402
     open_collectives,
     share_machine,
 )
-from planner.executor.comm.group_roles import ranges_of  # noqa: E402
+from planner.executor.comm.group_roles import member_ranges  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
@@ -95,7 +95,7 @@ def test_a_round_is_that_of_hosts(
     want = averaged(vectors, group, Chunking(2, 1), wire, 0.5)
     found, collectives = [v.clone() for v in vectors], collectives_of(range(n))
     in_threads(n, lambda rank: collectives[rank].run(found[rank], group, wire, 0.5))
-    ranges = ranges_of(group, values)
+    ranges = member_ranges(group, values)
     rough = {"rtol": 2e-2, "atol": 2e-2} if wire is not WireFormat.FP32 else {}
     for rank in range(n):
         # in a reduction each member knows the sum of its own share
@@ -129,8 +129,8 @@ def test_hierarchical_averaging_brings_the_vector_along(sizes: tuple[int, ...]) 
             return vector
 
         peers, one = members.peers[rank], collectives[rank]
-        end = own.run(where, peers, Sender({}, peers.failure, {}), None, one)
-        assert asked[rank][0] == own.begins_here(one)
+        end = own.run(where, peers, Sender({}, peers.error_latch, {}), None, one)
+        assert asked[rank][0] == own.starts_on_device(one)
         return end
 
     members.all_do(work)
@@ -148,13 +148,13 @@ def test_what_collectives_cover() -> None:
     """Groups of one machine whose members have one role, in formats that a library can add."""
     group = AveragingGroup.equal((0, 2))
     collectives = DeviceCollectives({(0, 2): None}, HOST)
-    assert collectives.covers(group, WireFormat.FP32)
-    assert collectives.covers(replace(group, phase=Phase.SPREAD), WireFormat.BF16)
-    assert not collectives.covers(group, WireFormat.INT8)
-    assert not collectives.covers(AveragingGroup.equal((0, 1)), WireFormat.FP32)
+    assert collectives.supports(group, WireFormat.FP32)
+    assert collectives.supports(replace(group, phase=Phase.SPREAD), WireFormat.BF16)
+    assert not collectives.supports(group, WireFormat.INT8)
+    assert not collectives.supports(AveragingGroup.equal((0, 1)), WireFormat.FP32)
     aggregated = AveragingGroup((0, 2), (0.0, 1.0), (True, False), (True, False))
     assert not is_uniform(aggregated) and not is_uniform(AveragingGroup.equal((0,)))
-    assert not collectives.covers(aggregated, WireFormat.FP32)
+    assert not collectives.supports(aggregated, WireFormat.FP32)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
     store = HashStore()
 
     def opened(rank: int, plan: TrainingPlan = plan) -> DeviceCollectives:
-        ranks = ProcessGroup(rank, 4, store)
+        ranks = RankGroup(rank, 4, store)
         return open_collectives(Library.GLOO, plan, ranks, CPU, HOST, store)
 
     assert plan.assignment.groups == ((0, 1), (2, 3))
@@ -222,28 +222,28 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
     if not torch.distributed.is_nccl_available():
         with pytest.raises(ValueError, match="this PyTorch is built without NCCL"):
             open_collectives(
-                Library.NCCL, plan, ProcessGroup(0, 1, HashStore()), CPU, HOST, HashStore()
+                Library.NCCL, plan, RankGroup(0, 1, HashStore()), CPU, HOST, HashStore()
             )
 
 
 def test_a_vector_is_where_it_was_asked_for_last() -> None:
     """Brought along in both directions, and the update takes it from there."""
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    stage_module = StageModule(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
-    stage_module.begin(0, plan.schedules[0])
-    here = stage_module.gradients()
-    assert stage_module.gradients(on_device=True) is here
+    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
+    model_stage.begin(0, plan.schedules[0])
+    here = model_stage.gradients()
+    assert model_stage.gradients(on_device=True) is here
     here.fill_(2.0)
-    there = stage_module.gradients(on_device=False)
+    there = model_stage.gradients(on_device=False)
     assert there is not here and bool((there == 2.0).all())
     there.fill_(3.0)
-    assert stage_module.gradients() is there
-    assert stage_module.gradients(on_device=True) is here and bool((here == 3.0).all())
-    stage_module.gradients(on_device=False).fill_(4.0)
-    stage_module.update()
+    assert model_stage.gradients() is there
+    assert model_stage.gradients(on_device=True) is here and bool((here == 3.0).all())
+    model_stage.gradients(on_device=False).fill_(4.0)
+    model_stage.update()
     assert bool((here == 4.0).all())
 
 

@@ -35,12 +35,12 @@ STEPS = 3
 def test_a_diverged_run_tells_json(loss: float, capsys: pytest.CaptureFixture[str]) -> None:
     """Null where a number is not finite, in events and in the command's data; text says so."""
     plan = make_plan([[0, 1]], workload=tiny_workload())
-    losses = LossCollector({}, own=True, steps=range(2))
-    progress = Progress(1.0, events=True, work=FlopsCounter(plan))
-    losses.tell(0, loss)
+    losses = LossCollector({}, has_own=True, steps=range(2))
+    progress = Progress(1.0, events=True, flops=FlopsCounter(plan))
+    losses.report(0, loss)
     for step in range(2):
         progress.step(StepRecord(step, False, step, step + 1), losses)
-    losses.tell(1, loss)
+    losses.report(1, loss)
     progress.end(losses)
     progress.evaluated(EvaluationResult(1, "all stages", loss))
     lines = capsys.readouterr().out.splitlines()
@@ -66,10 +66,10 @@ def test_flops_are_those_of_what_microbatches_visit() -> None:
     """By hand: 8 samples through all; paths that skip do less; recomputation adds nothing."""
     plan = make_plan([[0, 1]])
     w = plan.workload
-    work = FlopsCounter(plan.replace(recompute=(True, True)), 1e12)
-    assert work.tokens(0) == 8 * 16
-    assert work.flops(5) == pytest.approx(3 * 8 * w.forward_flops)
-    assert work.mfu(0, 0.5) == pytest.approx(work.flops(0) / 0.5e12)
+    flops = FlopsCounter(plan.replace(recompute=(True, True)), 1e12)
+    assert flops.tokens(0) == 8 * 16
+    assert flops.flops(5) == pytest.approx(3 * 8 * w.forward_flops)
+    assert flops.mfu(0, 0.5) == pytest.approx(flops.flops(0) / 0.5e12)
     assert FlopsCounter(plan).mfu(0, 0.5) is None
     skipping = skipping_and_swapping_plan()
     w = skipping.workload
@@ -95,7 +95,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
             return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
 
         ranks: Any = SimpleNamespace(rank=0, all_gather=all_gather)
-        monkeypatch.setattr("planner.executor.comm.device_identity.machine", lambda: "m")
+        monkeypatch.setattr("planner.executor.comm.device_identity.machine_id", lambda: "m")
         return peak_flops(plan, ranks, torch.device("cuda", 0))
 
     h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
@@ -155,10 +155,10 @@ def test_the_norm_of_gradients_is_told_where_it_is_known(
     from planner.executor.runtime.records import StepRecord
 
     for norm in (2.5, None):
-        Progress(1.0, True).step(StepRecord(0, False, 0.0, 1.0, norm=norm), None)
+        Progress(1.0, True).step(StepRecord(0, False, 0.0, 1.0, gradient_norm=norm), None)
         event = json.loads(capsys.readouterr().out)
         assert event.get("gradient_norm") == norm
-    Progress(1.0, False).step(StepRecord(0, False, 0.0, 1.0, norm=2.5), None)
+    Progress(1.0, False).step(StepRecord(0, False, 0.0, 1.0, gradient_norm=2.5), None)
     assert "norm 2.5" in capsys.readouterr().out
 
 
@@ -171,7 +171,7 @@ def test_a_skipped_step_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     said = "skipped; loss scale 512 from now on"
     for norm, skipped in ((2.5, False), (float("inf"), True)):
         for events in (False, True):
-            record = StepRecord(0, False, 0.0, 1.0, norm=norm, loss_scale=512.0)
+            record = StepRecord(0, False, 0.0, 1.0, gradient_norm=norm, loss_scale=512.0)
             Progress(1.0, events).step(record, None)
             out = capsys.readouterr().out
             if events:

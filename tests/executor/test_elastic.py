@@ -38,14 +38,14 @@ from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, 
 from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import read_tensors  # noqa: E402
 from planner.executor.comm.connections import ConnectionReset  # noqa: E402
-from planner.executor.elastic.commit import CommitProtocol  # noqa: E402
-from planner.executor.elastic.membership import MAX_TORN, DeviceLost, Evicted, Membership  # noqa: E402
+from planner.executor.elastic.membership import MAX_RESETS, DeviceLost, Evicted, Membership  # noqa: E402
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line  # noqa: E402
+from planner.executor.elastic.step_commit import StoreStepCommitter  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
@@ -618,9 +618,9 @@ class Threads:
         for rank, name in enumerate(names):
             detector = FailureDetector(name, Shutdown(), 1.0)
             detector._heartbeat = Told(self.store)  # type: ignore[assignment]
-            ranks = ProcessGroup(rank, len(names), self.store, names, detector)
+            ranks = RankGroup(rank, len(names), self.store, names, detector)
             self.memberships.append(Membership(ranks, 5.0))
-            self.memberships[-1].open(7)
+            self.memberships[-1].start(7)
 
     def look(self) -> None:
         """What the threads of signs of life do."""
@@ -661,7 +661,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
     """The last vote decides; a loss that was seen before does, and nothing changes it after."""
     run = Threads(("a", "b", "c"))
     commits = [
-        CommitProtocol(membership, membership.ranks(rank), {0, 2}, 99)
+        StoreStepCommitter(membership, membership.ranks(rank), {0, 2}, 99)
         for rank, membership in enumerate(run.memberships)
     ]
     answers: dict[int, str] = {}
@@ -682,7 +682,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
     for thread in all_vote((0, 1, 2), 7):
         thread.join(10)
     assert answers == dict.fromkeys(range(3), "taken")
-    assert commits[0].of(7) == 2.0 and not commits[0].grows
+    assert commits[0].loss(7) == 2.0 and not commits[0].admits_joiners
     answers.clear()
     waiting = all_vote((0, 1), 8)
     time.sleep(0.2)
@@ -693,30 +693,30 @@ def test_an_update_is_taken_by_all_or_none() -> None:
         thread.join(10)
     vote(2, 8)  # it was alive after all, and is the last to vote
     assert answers == dict.fromkeys(range(3), "again")
-    assert [commit.taken for commit in commits] == [7, 7, 7]
+    assert [commit.committed_step for commit in commits] == [7, 7, 7]
 
 
 def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was to send is missed by one that does not vote: the step is done again by all."""
-    monkeypatch.setattr("planner.executor.elastic.commit.CAUSE_S", 0.05)
+    monkeypatch.setattr("planner.executor.elastic.step_commit.CAUSE_S", 0.05)
     run = Threads(("a", "b"))
     a, b = (
-        CommitProtocol(membership, membership.ranks(rank), {0}, 99)
+        StoreStepCommitter(membership, membership.ranks(rank), {0}, 99)
         for rank, membership in enumerate(run.memberships)
     )
-    failure = ErrorLatch()
-    a.abort_on(failure)
+    error_latch = ErrorLatch()
+    a.abort_on(error_latch)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(a.commit_step, 7, 0.5)
         while not run.store.check(["generation/0/votes"]):
             time.sleep(0.01)
-        failure(ConnectionReset("device 'b' closed its connection", "b"))
+        error_latch.fail(ConnectionReset("device 'b' closed its connection", "b"))
         until = time.monotonic() + 10
         while not waits.done() and time.monotonic() < until:
             run.look()
             time.sleep(0.05)
         assert isinstance(waits.exception(10), DeviceLost)
-    assert str(run.memberships[1].loss.error) == "device 'a' lost its connection to 'b'"
+    assert str(run.memberships[1].rank_lost.error) == "device 'a' lost its connection to 'b'"
     # noticed before the vote, it is told by whoever takes the step
     with pytest.raises(ConnectionReset):
         a.commit_step(7, 0.5)
@@ -728,11 +728,11 @@ def test_an_outer_step_is_taken_by_all_or_none() -> None:
     """A vote of its own: the update before it was taken, and stays so."""
     run = Threads(("a", "b"))
     commits = [
-        CommitProtocol(membership, membership.ranks(rank), {0}, 99)
+        StoreStepCommitter(membership, membership.ranks(rank), {0}, 99)
         for rank, membership in enumerate(run.memberships)
     ]
 
-    def both(work: Callable[[CommitProtocol], None]) -> list[BaseException | None]:
+    def both(work: Callable[[StoreStepCommitter], None]) -> list[BaseException | None]:
         with ThreadPoolExecutor(2) as pool:
             return [done.exception(10) for done in [pool.submit(work, one) for one in commits]]
 
@@ -746,9 +746,9 @@ def test_an_outer_step_is_taken_by_all_or_none() -> None:
         # in turns: were all votes there before the first is answered, all would take the step
         with pytest.raises(DeviceLost):
             commit.commit_outer_step(5)
-    assert [commit.taken for commit in commits] == [5, 5]
+    assert [commit.committed_step for commit in commits] == [5, 5]
     # told although the step is not over
-    assert commits[0].of(5) == 0.5
+    assert commits[0].loss(5) == 0.5
 
 
 def test_who_goes_on_is_agreed() -> None:
@@ -761,35 +761,41 @@ def test_who_goes_on_is_agreed() -> None:
     run.look()
     assert list(a.lost) == list(b.lost) == list(c.lost) == ["c"]
     # both know that of step 9 only the outer one is to be done; who comes has not to know
-    threads = [threading.Thread(target=r.next, args=(9, True), daemon=True) for r in (a, b)]
+    threads = [
+        threading.Thread(target=r.next_generation, args=(9, True), daemon=True) for r in (a, b)
+    ]
     for thread in threads:
         thread.start()
     with pytest.raises(Evicted, match="the others continue without device 'c': c is gone"):
-        c.next(9)
+        c.next_generation(9)
     for thread in threads:
         thread.join(10)
-    assert a.now == b.now and a.now.owes
-    assert (a.now.members, a.now.step, a.now.new, a.now.lost) == (
+    assert a.generation == b.generation and a.generation.outer_step_due
+    assert (a.generation.members, a.generation.step, a.generation.joined, a.generation.lost) == (
         *(("a", "b"), 9, ()),
         {"c": "c is gone"},
     )
     # the same device, started again
-    again = late(run, 60.0)
+    again = joins_late(run, 60.0)
     comes = threading.Thread(target=again.join, daemon=True)
     comes.start()
     until = time.monotonic() + 10
-    while not a.comers and time.monotonic() < until:
+    while not a.joiners and time.monotonic() < until:
         run.look()
         time.sleep(0.05)
-    assert a.comers == b.comers == ("c",)
-    threads = [threading.Thread(target=r.next, args=(12,), daemon=True) for r in (a, b)]
+    assert a.joiners == b.joiners == ("c",)
+    threads = [threading.Thread(target=r.next_generation, args=(12,), daemon=True) for r in (a, b)]
     for thread in threads:
         thread.start()
     for thread in (*threads, comes):
         thread.join(10)
-    assert a.now == b.now == again.now
-    assert (a.now.members, a.now.step, a.now.new) == (("a", "b", "c"), 12, ("c",))
-    assert not a.now.owes
+    assert a.generation == b.generation == again.generation
+    assert (a.generation.members, a.generation.step, a.generation.joined) == (
+        ("a", "b", "c"),
+        12,
+        ("c",),
+    )
+    assert not a.generation.outer_step_due
 
 
 def test_a_connection_tears_between_two_that_live() -> None:
@@ -799,25 +805,37 @@ def test_a_connection_tears_between_two_that_live() -> None:
     b.repeat_step("c", "device 'c' closed its connection")
     run.look()  # what is said now is heard
     run.look()
-    assert [str(r.loss.error) for r in run.memberships] == ["device 'c' closed its connection"] * 3
-    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in run.memberships]
+    assert [str(r.rank_lost.error) for r in run.memberships] == [
+        "device 'c' closed its connection"
+    ] * 3
+    threads = [
+        threading.Thread(target=r.next_generation, args=(9,), daemon=True) for r in run.memberships
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert a.now == b.now == c.now
-    assert (a.now.members, a.now.new, a.now.lost) == (("a", "b", "c"), (), {})
-    assert a.now.torn == "device 'c' closed its connection"
+    assert a.generation == b.generation == c.generation
+    assert (a.generation.members, a.generation.joined, a.generation.lost) == (
+        ("a", "b", "c"),
+        (),
+        {},
+    )
+    assert a.generation.reset == "device 'c' closed its connection"
     a.repeat_step("b", "torn")
     b.report_lost(["c"], "c is gone")
     run.look()
     run.look()
-    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in (a, b)]
+    threads = [threading.Thread(target=r.next_generation, args=(9,), daemon=True) for r in (a, b)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert (a.now.members, a.now.lost, a.now.torn) == (("a", "b"), {"c": "c is gone"}, "")
+    assert (a.generation.members, a.generation.lost, a.generation.reset) == (
+        ("a", "b"),
+        {"c": "c is gone"},
+        "",
+    )
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -825,18 +843,18 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others give them, this one is gone; else they are."""
-    monkeypatch.setattr("planner.executor.elastic.membership.DOUBT_S", 0.05)
+    monkeypatch.setattr("planner.executor.elastic.membership.RECHECK_S", 0.05)
     run = Threads(("a", "b", "c", "d"))
     for rank in range(4):
         run.store.set(f"heartbeat/{rank}", "7")
     b = run.memberships[1]
-    b.report_lost(["a", "c"], "silent", alone=True)
-    b.report_lost(["a", "c"], "silent", alone=True)  # at every look
+    b.report_lost(["a", "c"], "silent", is_isolated=True)
+    b.report_lost(["a", "c"], "silent", is_isolated=True)  # at every look
     run.look()
     if alive:
         run.store.set("heartbeat/2", "8")
     until = time.monotonic() + 10
-    while b.loss.error is None and time.monotonic() < until:
+    while b.rank_lost.error is None and time.monotonic() < until:
         time.sleep(0.05)
         run.look()
     assert set(b.lost) == ({"b"} if alive else {"a", "c"})
@@ -846,34 +864,40 @@ def test_who_tears_too_often_costs_one_device() -> None:
     """Whose connection was told of first; what the others see follows, and does not count."""
     names = ("a", "b", "c", "d")
     run = Threads(names)
-    for tears in range(1, MAX_TORN + 2):
+    for tears in range(1, MAX_RESETS + 2):
         for membership, other in zip(run.memberships, ("b", "c", "d", "a"), strict=True):
             membership.repeat_step(other, f"device {other!r} closed its connection")
         run.look()
         run.look()
-        assert all(membership.loss.error is not None for membership in run.memberships)
+        assert all(membership.rank_lost.error is not None for membership in run.memberships)
         goes_on = (
-            run.memberships if tears <= MAX_TORN else [r for r in run.memberships if r.name != "b"]
+            run.memberships
+            if tears <= MAX_RESETS
+            else [r for r in run.memberships if r.name != "b"]
         )
-        threads = [threading.Thread(target=r.next, args=(7,), daemon=True) for r in goes_on]
+        threads = [
+            threading.Thread(target=r.next_generation, args=(7,), daemon=True) for r in goes_on
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(10)
         left = tuple(membership.name for membership in goes_on)
-        assert [membership.now.members for membership in goes_on] == [left] * len(left)
-        assert run.memberships[0].now.tears == (tears if tears <= MAX_TORN else 0)
+        assert [membership.generation.members for membership in goes_on] == [left] * len(left)
+        assert run.memberships[0].generation.resets == (tears if tears <= MAX_RESETS else 0)
     # a step that is done makes good
     a, c, d = goes_on
     a.repeat_step("c", "device 'c' closed its connection")
     run.look()
     run.look()
-    threads = [threading.Thread(target=r.next, args=(8,), daemon=True) for r in (a, c, d)]
+    threads = [
+        threading.Thread(target=r.next_generation, args=(8,), daemon=True) for r in (a, c, d)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert (a.now.step, a.now.tears, a.now.members) == (8, 1, ("a", "c", "d"))
+    assert (a.generation.step, a.generation.resets, a.generation.members) == (8, 1, ("a", "c", "d"))
 
 
 def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None:
@@ -882,25 +906,27 @@ def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None
     run.memberships[2].report_lost(["c"], "device 'c' hears nobody any more")
     run.look()
     with pytest.raises(Evicted, match="hears nobody any more; and nobody is left to continue with"):
-        run.memberships[2].next(9)
+        run.memberships[2].next_generation(9)
 
 
-def late(run: Threads, heartbeat_timeout_s: float, wait_s: float = 60.0) -> Membership:
+def joins_late(run: Threads, heartbeat_timeout_s: float, wait_s: float = 60.0) -> Membership:
     """Of a third device that comes when others have begun."""
     detector = FailureDetector("c", Shutdown(), heartbeat_timeout_s)
     detector._heartbeat = Told(run.store)  # type: ignore[assignment]
-    return Membership(ProcessGroup(2, 3, run.store, ("a", "b", "c"), detector, late=True), wait_s)
+    return Membership(
+        RankGroup(2, 3, run.store, ("a", "b", "c"), detector, joins_late=True), wait_s
+    )
 
 
 def test_who_comes_in_vain() -> None:
     """Nobody gives a sign of life, another process has the name, or all steps are done."""
     run = Threads(("a", "b", "c"))
     with pytest.raises(Evicted, match="nobody is left to continue with"):
-        late(run, 0.2).join()
+        joins_late(run, 0.2).join()
     with pytest.raises(Evicted, match=r"'c' was not missed within 0.2 s; see whether another"):
-        late(run, 60.0, 0.2).join()
-    run.memberships[0].close()
-    assert not late(run, 60.0).join()
+        joins_late(run, 60.0, 0.2).join()
+    run.memberships[0].finish()
+    assert not joins_late(run, 60.0).join()
 
 
 @pytest.mark.parametrize(
@@ -936,3 +962,13 @@ def test_what_goes_without(tmp_path: Path) -> None:
     words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--elastic", "--own-pace"]
     done = run_ranks(1, "planner.executor.__main__", *words)
     assert done.error == f"{PREFIX}device '0': --elastic conflicts with --own-pace; leave one out\n"
+
+
+def test_a_refusal_of_all_ranks_ends_the_run(tmp_path: Path) -> None:
+    """With its own exit code: no rank leaves as if the others could continue without it."""
+    save_plan(plan_of("fp16"), tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--elastic"]
+    words += ["--steps", "100", "--optimizer", "sgd", "--learning-rate", "1e20"]
+    done = run_ranks(6, "planner.executor.__main__", *words, go_on=True)
+    assert REFUSED in done.codes and set(done.codes) <= {REFUSED, FAILED}, done.error
+    assert "gradients overflow fp16 even with a loss scale of 1" in done.error

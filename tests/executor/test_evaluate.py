@@ -23,8 +23,8 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import read_shard  # noqa: E402
 from planner.executor.runtime.evaluate import forward_only  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 
 STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
 TEXT = "a line that nobody has seen before; " * 40
@@ -77,9 +77,9 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
     """Mean loss of the text's first tokens with the checkpoint's parameters, in one process."""
     stage_modules = []
     for rank in range(len(plan.cluster)):
-        stage_module = StageModule(plan, rank, torch.device("cpu"), OptimizerConfig())
-        stage_module.load_state(read_shard(kept, STEPS, rank, plan))
-        stage_modules.append(stage_module)
+        model_stage = ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig())
+        model_stage.load_state(read_shard(kept, STEPS, rank, plan))
+        stage_modules.append(model_stage)
     head = next(one.head.to(one.dtype) for one in stage_modules if one.head is not None)
     tokens = torch.tensor(list(TEXT.encode() * 2))
     total, samples = 0.0, plan.workload.batch_samples
@@ -188,14 +188,14 @@ def test_forward_passes_have_an_order_without_waiting_for_ever(name: str) -> Non
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     """No such text; one too short, which is said before the first step."""
     from planner.executor.data.consistency import require_same_data
-    from planner.executor.data.microbatches import microbatches_of
+    from planner.executor.data.microbatches import make_microbatches
     from planner.executor.data.options import Data
-    from planner.executor.rendezvous.process_group import ProcessGroup
+    from planner.executor.rendezvous.rank_group import RankGroup
     from planner.executor.runtime.evaluate import evaluation_data
 
     plan = make_plan([[0]], workload=bytes_workload())
-    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
-    ranks = ProcessGroup(0, 1, torch.distributed.HashStore())
+    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
+    ranks = RankGroup(0, 1, torch.distributed.HashStore())
     (tmp_path / "short").write_text("x" * SEQUENCE)
     for name, message in (
         ("none", "none: is no text file"),
@@ -206,8 +206,8 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     ):
         data = Data(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
-            evaluation_data(plan, ranks, stage_module, data, every=1, batches=1, stop=1)
-    short = microbatches_of(plan, Data(tmp_path / "short"))
+            evaluation_data(plan, ranks, model_stage, data, every=1, batches=1, stop=1)
+    short = make_microbatches(plan, Data(tmp_path / "short"))
     with pytest.raises(ValueError, match="--data: there are 16 tokens"):
         require_same_data(ranks, "--data", short)
 

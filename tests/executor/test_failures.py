@@ -305,12 +305,12 @@ def test_the_first_reason_counts() -> None:
     store = torch.distributed.HashStore()
     assert publish(store, "a") == "a"
     assert publish(store, "b") == "a"
-    shutdown_, woken = Shutdown(), []
-    shutdown_.on_end(lambda: woken.append(1))
-    shutdown_.because("a", 5)
-    shutdown_.because("b")
-    shutdown_.on_end(lambda: woken.append(2))
-    assert (shutdown_.line, shutdown_.code, woken) == ("a", 5, [1, 2])
+    shutdown, woken = Shutdown(), []
+    shutdown.on_request(lambda: woken.append(1))
+    shutdown.request("a", 5)
+    shutdown.request("b")
+    shutdown.on_request(lambda: woken.append(2))
+    assert (shutdown.line, shutdown.code, woken) == ("a", 5, [1, 2])
 
 
 def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,16 +392,16 @@ def test_heartbeat_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     with detector.watching({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
         pairs[0][1].sendall(b"\1\0")
         pairs[0][1].close()
-        detector._listen()
-        detector._count(0.9)
+        detector._poll()
+        detector._measure_silence(0.9)
         assert proposed == []
         pairs[1][1].sendall(b"\1")
-        detector._listen()
-        detector._count(0.2)
+        detector._poll()
+        detector._measure_silence(0.2)
         assert len(proposed) == 1
         assert proposed[0].startswith("device 'there 2' gave no sign of life to 'here' for 1 s")
         pairs[1][1].close()
-        detector._listen()
+        detector._poll()
         assert proposed[1:] == ["device 'there 1' is gone: its process has ended"]
     assert pairs[2][1].recv(1) == b"\0"
 
@@ -413,14 +413,14 @@ def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) 
         reported: list[tuple[list[str], bool]] = []
         monkeypatch.setattr(
             detector,
-            "on_loss",
+            "on_rank_lost",
             lambda names, line, alone, to=reported: to.append((list(names), alone)),
         )
         pairs = [socket.socketpair() for _ in silences]
         with detector.watching({pair[0]: name for pair, name in zip(pairs, "abc", strict=True)}):
             for (end, _), silent_s in zip(pairs, silences, strict=True):
                 detector._heartbeats[end].silent_s = silent_s
-            detector._count(0.0)
+            detector._measure_silence(0.0)
         assert reported == [(lost, False)]
 
 
@@ -428,7 +428,7 @@ def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyP
     """It is waited for as long as was said, though PyTorch itself waits without end."""
     monkeypatch.setattr("planner.executor.rendezvous.store.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = StoreAddress("127.0.0.1", server.getsockname()[1], by_starter=False)
+        address = StoreAddress("127.0.0.1", server.getsockname()[1], served_by_launcher=False)
         with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does: it is"):
             address.connect(0.5)
 

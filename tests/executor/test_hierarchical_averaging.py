@@ -16,7 +16,7 @@ from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
-from planner.executor.runtime.stage_module import require_executable  # noqa: E402
+from planner.executor.runtime.model_stage import require_executable  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
@@ -48,10 +48,10 @@ def test_all_get_the_same_sum(
 
     def work(rank: int) -> float:
         mine = [group for groups in rounds for group in groups if rank in group.members]
-        wires = [WireFormat.of(group.codec(codec), gradients) for group in mine]
+        wires = [WireFormat.from_codec(group.codec(codec), gradients) for group in mine]
         own = StageAverager(rank, mine, [chunking] * len(mine), wires, len(vectors), 1e9)
         peers = members.peers[rank]
-        return own.run(lambda on: vectors[rank], peers, Sender({}, peers.failure, {}))
+        return own.run(lambda on: vectors[rank], peers, Sender({}, peers.error_latch, {}))
 
     members.all_do(work)
     members.close()

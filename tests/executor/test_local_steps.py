@@ -20,12 +20,12 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, execute
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage, require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedWeights  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -147,11 +147,15 @@ def test_a_device_without_samples_takes_no_inner_step(tmp_path: Path) -> None:
     assert [int(found["updates"]) for found in ranks] == [STEPS, STEPS, STEPS // 2]
     assert len({found["parameters"].tobytes() for found in ranks}) == 1
     samples = [PlannedWeights(plan, rank) for rank in range(3)]
-    assert [one.scale(0) for one in samples] == [3, 3, 3]
-    assert [one.scale(1) for one in samples] == [3, 1.5, None]
+    assert [one.gradient_scale(0) for one in samples] == [3, 3, 3]
+    assert [one.gradient_scale(1) for one in samples] == [3, 1.5, None]
     # steps 0 to 4 and 5 to 9: three and two of all devices
-    assert [one.weight(4) for one in samples] == pytest.approx([5 / 15, 7 / 15, 3 / 15])
-    assert [one.weight(9) for one in samples] == pytest.approx([5 / 15, 8 / 15, 2 / 15])
+    assert [one.pseudo_gradient_weight(4) for one in samples] == pytest.approx(
+        [5 / 15, 7 / 15, 3 / 15]
+    )
+    assert [one.pseudo_gradient_weight(9) for one in samples] == pytest.approx(
+        [5 / 15, 8 / 15, 2 / 15]
+    )
 
 
 @pytest.mark.slow
@@ -219,7 +223,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     """It begins with what was agreed on last, adds nothing, and then has what the others have."""
     plan = make_plan([[0], [1]]).replace(sync=Sync(2, OuterOptimizer()))
     giver, comer = (
-        StageModule(plan, rank, torch.device("cpu"), OptimizerConfig(1e-2), counted=True)
+        ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig(1e-2), count_samples=True)
         for rank in (0, 1)
     )
     giver.begin(0, plan.schedules[0])
@@ -240,11 +244,11 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     # averaged twice, since somebody was lost the first time
     again = giver.pseudo_gradient(giver.samples()).clone()
     assert torch.equal(again, change)
-    for stage_module in (giver, comer):
-        stage_module.gradients().copy_(change)
-        stage_module.outer_step()
-    for name, parameter in giver.named().items():
-        assert torch.equal(parameter, comer.named()[name])
+    for model_stage in (giver, comer):
+        model_stage.gradients().copy_(change)
+        model_stage.outer_step()
+    for name, parameter in giver.named_parameters().items():
+        assert torch.equal(parameter, comer.named_parameters()[name])
     assert giver.samples() == comer.samples() == 0
 
 
@@ -288,10 +292,10 @@ def test_memory_counts_what_the_outer_step_keeps() -> None:
     ):
         plan = plain.replace(sync=sync)
         parameters = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[0] / 4
-        need, without = (memory_need(p, 0, averaging_of(p, 0)) for p in (plan, plain))
+        need, without = (memory_need(p, 0, stage_averager(p, 0)) for p in (plan, plain))
         assert need.total - without.total == each * parameters
-        made = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
-        bare = StageModule(plain, 0, torch.device("cpu"), OptimizerConfig())
+        made = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
+        bare = ModelStage(plain, 0, torch.device("cpu"), OptimizerConfig())
         assert made.held_bytes - bare.held_bytes == each * parameters
 
 
@@ -304,10 +308,10 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(PlanError, match=r"sync.delayed: .* give every_steps above 1, or outer"):
         Sync(delayed=True)
     plan = plan.replace(clip=None, sync=DILOCO)
-    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
     with pytest.raises(PlanError, match="every_steps 5 with outer; leave out --own-pace"):
-        QueuePipeline(plan, 0, stage_module, store)
+        QueuePipeline(plan, 0, model_stage, store)
 
 
 @pytest.mark.slow

@@ -23,11 +23,11 @@ from tests.executor.test_train import NORMS, STEPS, TOLERANCE, execute, expected
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.clipping import NormClipper  # noqa: E402
 from planner.executor.comm.codec import WireFormat, decode, encode  # noqa: E402
+from planner.executor.comm.gradient_norm import GradientNorm  # noqa: E402
 from planner.executor.runtime.loss_scaler import LossScaler  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage, require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule, require_executable  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 PAIRS, COPIES, PIPELINE = [[0, 3], [2, 1]], [[0], [1]], [[0, 1]]
@@ -157,15 +157,15 @@ def test_the_scale_is_in_every_checkpoint(tmp_path: Path) -> None:
 def test_scale_and_growth_are_state() -> None:
     """What checkpoints hold, and what a joining device receives."""
     plan = half(PAIRS)
-    one, other = (StageModule(plan, 0, torch.device("cpu"), OptimizerConfig()) for _ in range(2))
+    one, other = (ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig()) for _ in range(2))
     one.update(float("nan"))
     for _ in range(1999):
         one.update(1.0)
     other.load_state(one.state())
     assert one.loss_scale == other.loss_scale == INIT_SCALE / 2
-    for stage_module in (one, other):
-        stage_module.update(1.0)
-        assert stage_module.loss_scale == INIT_SCALE
+    for model_stage in (one, other):
+        model_stage.update(1.0)
+        assert model_stage.loss_scale == INIT_SCALE
 
 
 def test_local_sgd_is_refused() -> None:
@@ -183,7 +183,7 @@ def test_local_sgd_is_refused() -> None:
 def test_a_scale_that_is_too_large_is_lowered_until_gradients_are_finite() -> None:
     """On one device; no update is taken before, and the first one is that of a usual scale."""
     plan = half([[0]])
-    usual, large = (StageModule(plan, 0, torch.device("cpu"), OptimizerConfig()) for _ in range(2))
+    usual, large = (ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig()) for _ in range(2))
     assert large._scaler is not None
     large._scaler.scale = 2.0**40
     step_alone(usual, plan)
@@ -198,12 +198,12 @@ def test_a_scale_that_is_too_large_is_lowered_until_gradients_are_finite() -> No
         torch.testing.assert_close(parameter, expected, atol=2e-4, rtol=0)
 
 
-def step_alone(stage_module: StageModule, plan: TrainingPlan) -> float:
+def step_alone(model_stage: ModelStage, plan: TrainingPlan) -> float:
     """One step of the only device of a plan; returns the norm."""
-    stage_module.begin(0, plan.schedules[0])
+    model_stage.begin(0, plan.schedules[0])
     for kind, microbatch in plan.schedules[0].order[0]:
-        stage_module.run_op(kind, microbatch, None)
-    stage_module.unscale()
-    norm = NormClipper(plan, 0).run(stage_module.gradients(), {})
-    stage_module.update(norm)
+        model_stage.run_op(kind, microbatch, None)
+    model_stage.unscale()
+    norm = GradientNorm(plan, 0).clip(model_stage.gradients(), {})
+    model_stage.update(norm)
     return norm

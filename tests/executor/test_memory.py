@@ -27,15 +27,15 @@ torch = pytest.importorskip("torch")
 from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED  # noqa: E402
-from planner.executor.rendezvous.process_group import ProcessGroup  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.runtime.memory import (  # noqa: E402
     MemoryClaim,
     MemoryNeed,
     TooLittleMemoryError,
     buffer_bytes,
-    claims_of,
+    memory_claims,
     memory_need,
     require_memory,
 )
@@ -63,7 +63,7 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
         said = {run.reason(d) for d in ("0", "1")}
         assert len(said) == 1
         (line,) = said
-    need = memory_need(plan, 0, averaging_of(plan, 0))
+    need = memory_need(plan, 0, stage_averager(plan, 0))
     assert need.planned > 1.5e12
     assert line.startswith(f"device '0' needs {need.total / 1e9:.3g} GB (weights, grad")
     assert "activations of 2 microbatches" in line and "and with 1 more that share it" in line
@@ -76,7 +76,7 @@ def ranks_that(me: int, told: list[list[MemoryClaim]]) -> Any:
     met: list[str] = []
     return SimpleNamespace(
         rank=me,
-        late=False,
+        joins_late=False,
         met=met,
         name=lambda r: f"d{r}",
         barrier=met.append,
@@ -114,12 +114,12 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
 
 def test_who_comes_late_asks_for_itself() -> None:
     """Nobody else is there to be asked: what they hold is not free any more."""
-    ranks = ProcessGroup(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), late=True)
+    ranks = RankGroup(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), joins_late=True)
     need = MemoryNeed({"stage": 5e9}, {}, 0.0)
-    (claim,) = claims_of(ranks, need, torch.device("cpu"))
+    (claim,) = memory_claims(ranks, need, torch.device("cpu"))
     require_memory(ranks, [claim])
     with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
-        require_memory(ranks, [replace(claim, have=5e9)])
+        require_memory(ranks, [replace(claim, available=5e9)])
 
 
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +128,13 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70e9, 80e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     ranks = ranks_that(0, [])
-    gpu, host = claims_of(
+    gpu, host = memory_claims(
         ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}, host=2e9), torch.device("cuda", 0)
     )
-    assert (gpu.need, gpu.have, gpu.name) == (4e9, 70e9, "NVIDIA H100")
+    assert (gpu.need, gpu.available, gpu.name) == (4e9, 70e9, "NVIDIA H100")
     assert gpu.memory.endswith(" GPU-7") and gpu.memory.startswith(host.memory)
-    assert host.need == 2e9 and host.have > 0
-    (alone,) = claims_of(ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
+    assert host.need == 2e9 and host.available > 0
+    (alone,) = memory_claims(ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
     assert alone.need == 4e9 and alone.memory == host.memory
     assert ranks.met == ["memory/begun"] * 2
 
@@ -142,27 +142,27 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_rank_needs() -> None:
     """Planned bytes by the plan's rules; buffers, messages and copies by what is sent."""
     plan = make_plan([[0, 3], [2, 1]], workload=tiny_workload(batch_samples=8))
-    averaging = averaging_of(plan, 3)
+    averaging = stage_averager(plan, 3)
     found = memory_need(plan, 3, averaging)
     costs = stage_costs(plan.workload, *plan.stage_layers[1], with_head=True)
     live = plan.schedules[0].most_live()[3]
     assert found.planned == costs.need_bytes(live)
     # four messages are planned for
-    assert live < 3 and found.beyond["messages"] == 0 and found.host == 0
-    measuring = memory_need(plan, 3, averaging, calibrates=True)
+    assert live < 3 and found.extra_bytes["messages"] == 0 and found.host == 0
+    measuring = memory_need(plan, 3, averaging, calibrate=True)
     assert measuring.total > found.total
     gpu = memory_need(plan, 3, averaging, on_gpu=True)
     # pinned by powers of two
     assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
     messages = 2 * live * costs.output_bytes
-    assert gpu.host == (1 << 17) + found.beyond["averaging"] + messages
-    assert not gpu.beyond["averaging"]
-    direct = memory_need(plan, 3, averaging, on_gpu=True, direct=True)
-    assert not direct.beyond["averaging"]
+    assert gpu.host == (1 << 17) + found.extra_bytes["averaging"] + messages
+    assert not gpu.extra_bytes["averaging"]
+    uses_collectives = memory_need(plan, 3, averaging, on_gpu=True, uses_collectives=True)
+    assert not uses_collectives.extra_bytes["averaging"]
     # a copy in 16 bits, in which a library adds
     rounded = replace(averaging, wires=[WireFormat.BF16])
-    direct = memory_need(plan, 3, rounded, on_gpu=True, direct=True)
-    assert direct.beyond["averaging"] == costs.gradient_bytes / 2
+    uses_collectives = memory_need(plan, 3, rounded, on_gpu=True, uses_collectives=True)
+    assert uses_collectives.extra_bytes["averaging"] == costs.gradient_bytes / 2
 
 
 def test_buffers_hold_a_window_of_each_giver() -> None:

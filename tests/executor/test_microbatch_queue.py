@@ -31,7 +31,7 @@ class Counting:
 def test_the_next_one_is_asked_for_while_one_is_worked_on() -> None:
     """Nobody goes on in the generator, and the store is asked again all the same."""
     store: Any = Counting()
-    taken = MicrobatchQueue(store).of(3, 2)
+    taken = MicrobatchQueue(store).take(3, 2)
     assert next(taken) == 0
     assert store.asked.acquire(timeout=60) and store.asked.acquire(timeout=60)
     assert list(taken) == [1] and store.counts == {"tickets/3": 3}
@@ -43,7 +43,7 @@ def test_devices_share_a_step_without_gaps() -> None:
     takers = [MicrobatchQueue(store) for _ in range(2)]
     for serial in (0, 1):
         found: list[int] = []
-        walks = [taker.of(serial, 7) for taker in takers]
+        walks = [taker.take(serial, 7) for taker in takers]
         for turn in (0, 1, 1, 0, 1, 0, 0, 1, 1, 0):
             found += [b for b in [next(walks[turn], None)] if b is not None]
         assert sorted(found) == list(range(7))

@@ -155,7 +155,7 @@ def test_a_lost_rank_comes_back_on_either_node(nodes: Nodes, plan: TrainingPlan)
     assert first.wait(WITHIN_S) == 0 and second.wait(WITHIN_S) == 0
     assert [e["devices"] for e in nodes.events("lost")] == [["2"], ["0"]]
     for devices, lost in ((FIRST, "0"), (SECOND, "2")):
-        said = f"{node.WHO}: restarting device {lost!r}, which was ended by SIGKILL\n"
+        said = f"{node.PROGRAM}: restarting device {lost!r}, which was ended by SIGKILL\n"
         assert nodes.err(devices).read_text() == said
     losses = nodes.losses()
     assert sorted(losses) == list(range(1500))
@@ -194,7 +194,9 @@ def test_the_store_stays_where_all_ranks_of_its_node_are_lost(nodes: Nodes) -> N
     assert second.wait(WITHIN_S) == 0
     assert sorted(nodes.losses()) == list(range(600))
     assert first.wait(WITHIN_S) == 0
-    assert nodes.err(("0",)).read_text() == f"{node.WHO}: the others continue without this node\n"
+    assert (
+        nodes.err(("0",)).read_text() == f"{node.PROGRAM}: the others continue without this node\n"
+    )
 
 
 @pytest.mark.slow
@@ -212,7 +214,7 @@ def test_a_node_without_ranks_says_that_others_go_on(nodes: Nodes) -> None:
         os.kill(rank, signal.SIGCONT)
     assert second.wait(WITHIN_S) == LEFT and first.poll() is None
     said = nodes.err(SECOND).read_text().splitlines()
-    assert said[-1] == f"{node.WHO}: the others continue without this node" and len(said) > 1
+    assert said[-1] == f"{node.PROGRAM}: the others continue without this node" and len(said) > 1
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa:
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule  # noqa: E402
 from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
-from planner.executor.rendezvous.connect import _ready  # noqa: E402
+from planner.executor.rendezvous.connect import _configure  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16
@@ -34,7 +34,7 @@ def messages(count: int, source: int = 1) -> list[ExpectedMessage]:
 def receiver(
     ends: dict[int, socket.socket],
     expected: dict[int, list[ExpectedMessage]],
-    early_bytes: int = 1 << 30,
+    max_early_bytes: int = 1 << 30,
 ) -> Receiver:
     """Rank 0's."""
 
@@ -42,7 +42,7 @@ def receiver(
         made: Tensor = torch.empty(SIZE, dtype=torch.uint8)
         return made
 
-    return Receiver(ends, expected, room, ErrorLatch(), early_bytes)
+    return Receiver(ends, expected, room, ErrorLatch(), max_early_bytes)
 
 
 def test_both_ends_know_one_order() -> None:
@@ -53,9 +53,9 @@ def test_both_ends_know_one_order() -> None:
     seen = 0
     for receiver in range(6):
         for source, expected in traffic[receiver].incoming.items():
-            made = [traffic[source].after.get(op) for op in schedule.order[source]]
+            made = [traffic[source].sends.get(op) for op in schedule.order[source]]
             assert expected == [m for m in made if m is not None and m.destination == receiver]
-            assert all(traffic[receiver].before[m.operation] == m for m in expected)
+            assert all(traffic[receiver].needs[m.operation] == m for m in expected)
             seen += len(expected)
     hops = sum(
         a[1] != b[1]
@@ -73,10 +73,10 @@ def test_messages_arrive_whole_in_order_and_when_they_came() -> None:
         sender.send(torch.full((SIZE,), b, dtype=torch.uint8), 0)
     box = receiver({1: here}, {1: messages(20)})
     sender.finish()
-    last = box.take(0, messages(20)[19].message)
+    last = box.receive(0, messages(20)[19].message)
     asked = time.monotonic()
     for expected in messages(19):
-        arrival = box.take(0, expected.message)
+        arrival = box.receive(0, expected.message)
         assert bool((arrival.tensor == expected.message.microbatch).all())
         assert arrival.arrived_s <= last.arrived_s <= asked
 
@@ -85,15 +85,15 @@ def test_early_messages_are_bounded_and_never_block_what_is_needed() -> None:
     """With room for two: the device first needs the last message of 1, then all of 2."""
     ends = {source: socket.socketpair() for source in (1, 2)}
     expected = {source: messages(10, source) for source in (1, 2)}
-    box = receiver({s: pair[0] for s, pair in ends.items()}, expected, early_bytes=2 * SIZE)
+    box = receiver({s: pair[0] for s, pair in ends.items()}, expected, max_early_bytes=2 * SIZE)
     sender = Sender({s: pair[1] for s, pair in ends.items()}, ErrorLatch(), {1: 1e9, 2: 1e9})
     for _ in range(10):
         for source in (1, 2):
             sender.send(torch.zeros(SIZE, dtype=torch.uint8), source)
-    box.take(0, expected[1][9].message)
+    box.receive(0, expected[1][9].message)
     for source in (2, 1):
         for message in expected[source][: 10 if source == 2 else 9]:
-            box.take(0, message.message)
+            box.receive(0, message.message)
     sender.finish()
 
 
@@ -103,7 +103,7 @@ def test_a_source_that_is_gone_is_one_clear_error() -> None:
     box = receiver({1: here}, {1: messages(2)})
     there.close()
     with pytest.raises(ConnectionLost, match="closed its connection"):
-        box.take(0, messages(2)[0].message)
+        box.receive(0, messages(2)[0].message)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has no such option")
@@ -111,7 +111,7 @@ def test_a_host_that_vanished_is_noticed_within_minutes() -> None:
     """From the last byte to the error; systems by themselves take two hours and more."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        _ready(socket.create_connection(server.getsockname())) as connection,
+        _configure(socket.create_connection(server.getsockname())) as connection,
     ):
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle, every, count = (
@@ -127,8 +127,8 @@ def test_what_is_still_leaving_follows_the_plans_rate() -> None:
     assert sender.in_flight(1e6)[0] == 0
     before = time.monotonic()
     sender.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
-    sender.made(0, SIZE, before)
-    assert sender._leaves_s[0] == before + SIZE / 1e6
+    sender.mark_computed(0, SIZE, before)
+    assert sender._expected_sent_s[0] == before + SIZE / 1e6
     size, until = sender.in_flight(1e6)
     assert size <= SIZE and until <= time.monotonic() + SIZE / 1e6
 
@@ -142,10 +142,10 @@ def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
     sender = Sender(ways, ErrorLatch(), {0: 1e9, 1: 1e9}, {0: 1e-3, 1: 1e-3})
     for d in ways:
         sender.send(torch.zeros(values, dtype=torch.uint8), d)
-        sender.made(d, values, time.monotonic())
+        sender.mark_computed(d, values, time.monotonic())
     time.sleep(0.05)
     # by its own rate each has left
-    assert all(leaves < time.monotonic() for leaves in sender._leaves_s.values())
+    assert all(leaves < time.monotonic() for leaves in sender._expected_sent_s.values())
     size, until = sender.in_flight(1e9)
     # but for what is on its way while news of it comes: a millisecond of each at half the rate
     assert size == pytest.approx(2 * (values - 0.5e6), rel=0.3)

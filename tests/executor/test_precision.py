@@ -18,8 +18,8 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.runtime.model_stage import require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -115,52 +115,54 @@ def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
 
 def test_fp32_computes_with_the_parameters_themselves() -> None:
     """No copy, and what is summed in fp32 whatever the format changes no bit."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
-    stage_module = StageModule(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
-    assert stage_module.computed_stage._module is stage_module.stage
-    assert stage_module.computed_stage.rounded == []
+    model_stage = ModelStage(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
+    assert model_stage.low_precision_stage._module is model_stage.stage
+    assert model_stage.low_precision_stage.rounded == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_parameters_and_moments_stay_in_fp32() -> None:
     """Only what computes is rounded, after every update and after a checkpoint."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
     plan = make_plan([[0, 1]], workload=tiny())
-    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
-    layers = [p for name, p in stage_module.stage.named_parameters() if not name.startswith("stem")]
-    rounded = sum(weight.nbytes for weight in stage_module.computed_stage.rounded)
+    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
+    layers = [p for name, p in model_stage.stage.named_parameters() if not name.startswith("stem")]
+    rounded = sum(weight.nbytes for weight in model_stage.low_precision_stage.rounded)
     assert rounded == 2 * sum(p.numel() for p in layers)
-    stage_module.begin(0, plan.schedules[0])
-    sent = stage_module.run_op("F", 0, None)
+    model_stage.begin(0, plan.schedules[0])
+    sent = model_stage.run_op("F", 0, None)
     assert sent.dtype == torch.bfloat16
-    stage_module.run_op("B", 0, torch.randn(stage_module.boundary.shape, dtype=torch.bfloat16))
-    stage_module.update()
-    assert {t.dtype for t in stage_module.state().values()} == {torch.float32}
-    stage_module.begin(1, plan.schedules[0])
-    assert not torch.equal(stage_module.run_op("F", 0, None), sent)
-    other = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
-    other.load_state(stage_module.state())
-    for one in (stage_module, other):
+    model_stage.run_op(
+        "B", 0, torch.randn(model_stage.activation_codec.shape, dtype=torch.bfloat16)
+    )
+    model_stage.update()
+    assert {t.dtype for t in model_stage.state().values()} == {torch.float32}
+    model_stage.begin(1, plan.schedules[0])
+    assert not torch.equal(model_stage.run_op("F", 0, None), sent)
+    other = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
+    other.load_state(model_stage.state())
+    for one in (model_stage, other):
         one.begin(1, plan.schedules[0])
-    assert torch.equal(stage_module.run_op("F", 1, None), other.run_op("F", 1, None))
+    assert torch.equal(model_stage.run_op("F", 1, None), other.run_op("F", 1, None))
 
 
 def test_calibration_measures_in_the_plans_format() -> None:
     """F, H and B of the modules that compute."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.profiling.calibrate import measure_compute
 
     plan = make_plan([[0, 1]], workload=tiny())
-    stage_module = StageModule(plan, 1, torch.device("cpu"), OptimizerConfig())
-    before = {name: value.clone() for name, value in stage_module.state().items()}
+    model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
+    before = {name: value.clone() for name, value in model_stage.state().items()}
     used: set[object] = set()
-    for computed in (stage_module.computed_stage, stage_module.computed_head):
+    for computed in (model_stage.low_precision_stage, model_stage.low_precision_head):
         computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
-    times = measure_compute(stage_module)
+    times = measure_compute(model_stage)
     assert used == {torch.bfloat16} and min(times.values()) > 0
-    assert all(torch.equal(value, before[name]) for name, value in stage_module.state().items())
+    assert all(torch.equal(value, before[name]) for name, value in model_stage.state().items())
 
 
 def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:

@@ -23,17 +23,20 @@ from planner.executor.launch.arguments import parse_arguments  # noqa: E402
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
     """Local process 0 of a node that names device 2 first is rank 2."""
-    from planner.executor.rendezvous.rank_assignment import rank_of
+    from planner.executor.rendezvous.rank_assignment import assigned_rank
 
     plan = make_plan([[0, 1], [2, 3]])
-    assert rank_of(plan, ["2", "0"], 0) == 2
-    assert rank_of(plan, ["2", "0"], 1) == 0
+    assert assigned_rank(plan, ["2", "0"], 0) == 2
+    assert assigned_rank(plan, ["2", "0"], 1) == 0
 
 
 def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment goes before it; one that this machine has not ends the rank."""
     from planner.executor.rendezvous.address import INTERFACE, own_address
-    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, _listen_as_planned
+    from planner.executor.rendezvous.rank_assignment import (
+        RankAssignmentError,
+        _use_planned_interface,
+    )
 
     plan = make_plan([[0, 1], [2, 3]])
     devices = replace(plan.cluster.devices, interfaces=["lo", "", "none0", ""])
@@ -51,7 +54,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("eth7", 2, "eth7"),
     ):
         monkeypatch.setenv(INTERFACE, given)
-        _listen_as_planned(plan, rank)
+        _use_planned_interface(plan, rank)
         assert os.environ[INTERFACE] == wanted
         if wanted == "lo" and sys.platform == "linux":
             assert own_address() == "127.0.0.1"
@@ -59,7 +62,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RankAssignmentError, match="device '2': the plan has it listen on none0, which"
     ):
-        _listen_as_planned(plan, 2)
+        _use_planned_interface(plan, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +75,10 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> None:
     """Each with the rule and the remedy."""
-    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, rank_of
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, assigned_rank
 
     with pytest.raises(RankAssignmentError, match=message):
-        rank_of(make_plan([[0, 1]]), devices, local)
+        assigned_rank(make_plan([[0, 1]]), devices, local)
 
 
 def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,17 +147,20 @@ def test_what_is_switched_off_conflicts_with_nothing() -> None:
 )
 def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
     """And none of the others."""
-    from planner.executor.rendezvous.rank_assignment import RankAssignmentError, _require_alike
+    from planner.executor.rendezvous.rank_assignment import (
+        RankAssignmentError,
+        _require_same_settings,
+    )
 
     def told(words: list[str]) -> dict[str, str]:
         config = parse_arguments(["plan.json", "--devices", "a", *words], None)
         return {"plan": "p", "settings": config.shared_settings(), "secret": "none"}
 
     store = torch.distributed.HashStore()
-    _require_alike(store, "a", told(first))
-    _require_alike(store, "b", told(first))
+    _require_same_settings(store, "a", told(first))
+    _require_same_settings(store, "b", told(first))
     with pytest.raises(RankAssignmentError, match=f"^device 'b' {said}"):
-        _require_alike(store, "b", told(mine))
+        _require_same_settings(store, "b", told(mine))
 
 
 @pytest.mark.parametrize(

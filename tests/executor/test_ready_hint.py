@@ -11,13 +11,13 @@ Told = list[tuple[int, float]]
 
 def step(ready_hint: ReadyHint, ends: list[float], ready: float, schedule: int = 0) -> Told:
     """Operations that end then; whom it told when."""
-    told: Told = []
+    notified: Told = []
     ready_hint.begin(schedule)
     for end in ends:
-        ready_hint.after(end, lambda rank, end=end: told.append((rank, end)))  # type: ignore[misc]
+        ready_hint.operation_ended(end, lambda rank, end=end: notified.append((rank, end)))  # type: ignore[misc]
     ready_hint.ready(ready)
-    assert ready_hint.told == {rank for rank, _ in told}
-    return told
+    assert ready_hint.notified == {rank for rank, _ in notified}
+    return notified
 
 
 def test_word_goes_by_the_step_before() -> None:
@@ -38,15 +38,15 @@ def test_word_goes_by_the_step_before() -> None:
     st.floats(0.0, 3.0),
     st.floats(0.0, 1.0),
 )
-def test_no_operation_is_nearer(gaps: list[float], ahead_s: float, rest: float) -> None:
+def test_no_operation_is_nearer(gaps: list[float], notify_ahead_s: float, rest: float) -> None:
     """Of a step like the one before, unless being ready itself is nearer than any."""
     ends = [sum(gaps[: k + 1]) for k in range(len(gaps))]
-    ready_hint = ReadyHint({7: ahead_s})
+    ready_hint = ReadyHint({7: notify_ahead_s})
     assert step(ready_hint, ends, ends[-1] + rest) == []
-    told = step(ready_hint, ends, ends[-1] + rest)
-    off = {end: abs(ends[-1] + rest - end - ahead_s) for end in ends}
-    if told:
-        ((rank, when),) = told
+    notified = step(ready_hint, ends, ends[-1] + rest)
+    off = {end: abs(ends[-1] + rest - end - notify_ahead_s) for end in ends}
+    if notified:
+        ((rank, when),) = notified
         assert rank == 7 and off[when] <= min(off.values()) + 1e-9
     else:
         assert off[ends[-1]] == pytest.approx(min(off.values()))

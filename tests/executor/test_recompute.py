@@ -31,30 +31,33 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     Bytes that graphs hold after every F, the most at any time, bytes that the learner itself holds
     after all F, and what every operation gave.
     """
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
 
     plan = plan_of(head, does)
-    stage_module = StageModule(plan, stage, torch.device("cpu"), OptimizerConfig(1e-3))
-    stage_module.begin(0, plan.schedules[0])
+    model_stage = ModelStage(plan, stage, torch.device("cpu"), OptimizerConfig(1e-3))
+    model_stage.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
     given = [
-        torch.randn(stage_module.boundary.shape, generator=generator) for _ in range(3 * FLIGHT)
+        torch.randn(model_stage.activation_codec.shape, generator=generator)
+        for _ in range(3 * FLIGHT)
     ]
-    after, made, kept = [], [], stage_module.kept
+    after, made, kept = [], [], model_stage.saved_tensors
     for b in range(FLIGHT):
-        made.append(stage_module.run_op("F", b, None if stage == 0 else given[b].clone()))
-        after.append(kept.bytes())
-    held = sum(t.nbytes for pair in stage_module._kept.values() for t in pair if t is not None)
-    heads = stage_module.head is not None
+        made.append(model_stage.run_op("F", b, None if stage == 0 else given[b].clone()))
+        after.append(kept.update())
+    held = sum(
+        t.nbytes for pair in model_stage._activations.values() for t in pair if t is not None
+    )
+    heads = model_stage.head is not None
     for b in range(FLIGHT if heads else 0):
         here = head == "last"
-        made.append(stage_module.run_op("H", b, None if here else given[FLIGHT + b].clone()))
+        made.append(model_stage.run_op("H", b, None if here else given[FLIGHT + b].clone()))
     for b in range(FLIGHT):
         own = heads and head == "last"
-        made.append(stage_module.run_op("B", b, None if own else given[-1 - b].clone()))
-    assert kept.bytes() == 0 and not stage_module._kept
-    return after, kept.most, held, [*made, stage_module.gradients().clone()]
+        made.append(model_stage.run_op("B", b, None if own else given[-1 - b].clone()))
+    assert kept.update() == 0 and not model_stage._activations
+    return after, kept.peak_bytes, held, [*made, model_stage.gradients().clone()]
 
 
 def costs_of(stage: int, head: str) -> StageCosts:
@@ -79,20 +82,20 @@ def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
 
 def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
     from planner.profiling.calibrate import REPEATS, measure_compute
 
     calls = []
     for does in (False, True):
-        stage_module = StageModule(
+        model_stage = ModelStage(
             plan_of("last", does), 1, torch.device("cpu"), OptimizerConfig(1e-3)
         )
         graphs: list[bool] = []
-        stage_module.stage.register_forward_hook(
+        model_stage.stage.register_forward_hook(
             lambda _, __, output, found=graphs: found.append(output.requires_grad)
         )
-        times = measure_compute(stage_module)
+        times = measure_compute(model_stage)
         assert min(times["forward_s"], times["backward_s"]) > 0
         calls.append(graphs)
     assert calls[0] == calls[1] == [True] * (REPEATS + 1)

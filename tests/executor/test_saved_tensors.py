@@ -15,7 +15,7 @@ from tests.conftest import make_plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
 torch = pytest.importorskip("torch")
 
@@ -42,22 +42,22 @@ def test_activations_are_as_many_bytes_as_planned(
     kind: str, kv_heads: int, ffn: int, more: dict[str, Any], precision: str
 ) -> None:
     """Counted where autograd saves them, storage by storage, weights left out."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
     arch = Architecture(Family(kind), 4, 256, 8, kv_heads, ffn, 1000, 128, **more)
     workload = Workload.transformer(
         "small", arch, batch_samples=4, microbatch_samples=2, precision=precision
     )
     plan = make_plan([[0, 1]], workload=workload)
-    stage_module = StageModule(plan, 1, torch.device("cpu"), OptimizerConfig())
-    stage_module.begin(0, plan.schedules[0])
+    model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
+    model_stage.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
     for b in (1, 2):
-        stage_module.run_op(
-            "F", b - 1, torch.randn(stage_module.boundary.shape, dtype=stage_module.dtype)
+        model_stage.run_op(
+            "F", b - 1, torch.randn(model_stage.activation_codec.shape, dtype=model_stage.dtype)
         )
-        assert stage_module.kept.most == pytest.approx(b * planned, rel=TOLERANCE)
-    assert stage_module.kept.bytes() < stage_module.kept.most
+        assert model_stage.saved_tensors.peak_bytes == pytest.approx(b * planned, rel=TOLERANCE)
+    assert model_stage.saved_tensors.update() < model_stage.saved_tensors.peak_bytes
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def test_planned_memory_is_the_peak(
     family: str, words: int, samples: int, again: bool, stage: int, precision: str
 ) -> None:
     """Live tensors of two steps of three microbatches: at most what is planned, within 5%."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
     from tests.executor.live_bytes import LiveBytes
 
     kv_heads = 8 if family == "gpt2" else 4
@@ -110,15 +110,15 @@ def test_planned_memory_is_the_peak(
         precision=precision,
     )
     plan = make_plan([[0, 1]], workload=workload).replace(recompute=(again, again))
-    stage_module = StageModule(plan, stage, torch.device("cpu"), OptimizerConfig())
-    stage_module._counting = False
-    before = [*stage_module.weights, stage_module.gradients()]
+    model_stage = ModelStage(plan, stage, torch.device("cpu"), OptimizerConfig())
+    model_stage._counts_memory = False
+    before = [*model_stage.weights, model_stage.gradients()]
     live = LiveBytes(before)
     for step in range(2):
         with live:
-            stage_module.begin(step, plan.schedules[0])
-            work(stage_module, stage)
-            stage_module.update()
+            model_stage.begin(step, plan.schedules[0])
+            work(model_stage, stage)
+            model_stage.update()
     most = live.most + sum(t.nbytes for t in before)
     layers = plan.stage_layers[stage]
     costs = stage_costs(workload, *layers, with_head=stage == 1, recompute=again)
@@ -130,14 +130,14 @@ def test_planned_memory_is_the_peak(
 @pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
 def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     """In bf16 the head's copy of it is held too, once, wherever the head is."""
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
     arch = Architecture(Family.GPT2, 2, 64, 4, 4, 128, 4000, 16, tied=True)
     workload = Workload.transformer("small", arch, batch_samples=1, microbatch_samples=1)
     plan = make_plan(grid, workload=workload)
     for rank in grid[0]:
-        stage_module = StageModule(plan, rank, torch.device("cpu"), OptimizerConfig())
-        rounded = sum(t.nbytes for t in stage_module.weights if t.dtype is torch.bfloat16)
+        model_stage = ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig())
+        rounded = sum(t.nbytes for t in model_stage.weights if t.dtype is torch.bfloat16)
         layers, head = plan.stage_layers[rank], rank == grid[0][-1]
         costs = stage_costs(workload, *layers, with_head=head)
         parameters = costs.gradient_bytes / workload.gradient_bytes_per_parameter
@@ -146,16 +146,16 @@ def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
         assert copies == pytest.approx(rounded, rel=0.02)
 
 
-def work(stage_module: StageModule, stage: int) -> None:
+def work(model_stage: ModelStage, stage: int) -> None:
     """F of three microbatches, then the rest of each."""
 
     def come() -> Tensor:
-        made: Tensor = torch.randn(stage_module.boundary.shape, dtype=stage_module.dtype)
+        made: Tensor = torch.randn(model_stage.activation_codec.shape, dtype=model_stage.dtype)
         return made
 
     for b in range(3):
-        stage_module.run_op("F", b, None if stage == 0 else come())
+        model_stage.run_op("F", b, None if stage == 0 else come())
     for b in range(3):
         if stage == 1:
-            stage_module.run_op("H", b, None)
-        stage_module.run_op("B", b, come() if stage == 0 else None)
+            model_stage.run_op("H", b, None)
+        model_stage.run_op("B", b, come() if stage == 0 else None)

@@ -33,7 +33,7 @@ class Members:
         self.channels = [DuplexChannels({}, {}) for _ in range(n)]
         for i, j in permutations(range(n), 2):
             ends = [Connection(fileno=end.detach()) for end in socket.socketpair()]
-            self.channels[i].to[j], self.channels[j].of[i] = ends
+            self.channels[i].outgoing[j], self.channels[j].incoming[i] = ends
         self.peers = [AllReduceLinks(channels, ErrorLatch()) for channels in self.channels]
 
     def all_do(self, work: Callable[[int], float]) -> list[float]:
@@ -84,7 +84,7 @@ def test_all_members_get_the_same_sum(
     members: list[tuple[int, bool]],
     chunks: int,
     window: int,
-    early_s: float | None,
+    start_early_s: float | None,
     wire: WireFormat,
     scale: float,
 ) -> None:
@@ -97,7 +97,7 @@ def test_all_members_get_the_same_sum(
     )
     generator = torch.Generator().manual_seed(values)
     vectors = [torch.randn(values, generator=generator) for _ in members]
-    chunking = Chunking(chunks, min(window, chunks), early_s)
+    chunking = Chunking(chunks, min(window, chunks), start_early_s)
     found = averaged(vectors, group, chunking, wire, scale)
     given = [v for v, gives in zip(vectors, group.contributes, strict=True) if gives]
     exact = scale * torch.stack(given).sum(0)
@@ -161,6 +161,6 @@ def test_memory_is_bounded_by_the_window() -> None:
         return end
 
     members.all_do(work)
-    memory = members.peers[0].memory(4 * 1000)
-    assert 1 <= len(memory._spare) <= 2 * chunking.window
+    memory = members.peers[0].buffer_pool(4 * 1000)
+    assert 1 <= len(memory._free) <= 2 * chunking.window
     members.close()

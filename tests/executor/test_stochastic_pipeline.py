@@ -26,8 +26,12 @@ from planner.executor.comm.p2p_schedule import Message  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.runtime.pipeline import PipelineLinks  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
-from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingMessage  # noqa: E402
-from planner.executor.swarm.stochastic_pipeline import Neighbourhood, StochasticPipeline, router_of  # noqa: E402
+from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingHeader  # noqa: E402
+from planner.executor.swarm.stochastic_pipeline import (  # noqa: E402
+    Neighbourhood,
+    StochasticPipeline,
+    make_router,
+)
 from tests.executor.devices import all_run  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
@@ -66,20 +70,20 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
                 ends[i, j], ends[j, i] = socket.socketpair()
     computes = [Slow(s) for s in forward_s]
     records: list[list[StepRecord]] = [[] for _ in range(n)]
-    failure = ErrorLatch()
+    error_latch = ErrorLatch()
 
     def run(d: int) -> None:
         mine = {j: c for (i, j), c in ends.items() if i == d}
-        sender = Sender(mine, failure, dict.fromkeys(mine, 1e9))
-        routed = StochasticPipeline(plan, d, computes[d], router_of(plan, d))  # type: ignore[arg-type]
-        routed.open(PipelineLinks(mine, sender, failure), [0] * steps)  # type: ignore[arg-type]
+        sender = Sender(mine, error_latch, dict.fromkeys(mine, 1e9))
+        routed = StochasticPipeline(plan, d, computes[d], make_router(plan, d))  # type: ignore[arg-type]
+        routed.open(PipelineLinks(mine, sender, error_latch), [0] * steps)  # type: ignore[arg-type]
         for serial in range(steps):
             records[d].append(StepRecord(serial, False))
             routed.run(serial, 0, records[d][-1], lambda end: None)
         routed.finish()
         sender.finish()
 
-    all_run(run, n, ends.values(), failure)
+    all_run(run, n, ends.values(), error_latch)
     return records, computes
 
 
@@ -137,22 +141,22 @@ def test_the_plans_parts_are_kept_without_smoothing() -> None:
 def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
     """Pair by pair, and others are tried; who is banned is chosen no more."""
     plan = make_plan(GRID, workload=tiny_workload(batch_samples=9)).replace(wiring="stochastic")
-    router = router_of(plan, 2)
+    router = make_router(plan, 2)
     # five of nine go from 0 to 1 to 2; device 1 sends all of its own there
     assert router.estimates_s(0) == router.estimates_s(1) == {}
-    router = router_of(plan, 1)
+    router = make_router(plan, 1)
     assert router.shares(2) == pytest.approx({2: 5 / 5.5, 5: 0.5 / 5.5})
     router.ban(2)
     assert {router.choose(2) for _ in range(5)} == {5}
     router.ban(5)
     with pytest.raises(NoPeer):
         router.choose(2)
-    trainer = router_of(plan, 3)
+    trainer = make_router(plan, 3)
     assert trainer.shares(0) == pytest.approx({3: 4 / 4.5, 0: 0.5 / 4.5})
-    kept = router_of(plan.replace(routing=Routing(0.0)), 3)
+    kept = make_router(plan.replace(routing=Routing(0.0)), 3)
     assert kept.shares(0) == {3: 1.0} and kept.shares(1) == {4: 1.0}
     # an answer takes the way there and back, work does not
-    worked = router_of(plan.replace(routing=Routing(told=RouterFeedback.WORK)), 1)
+    worked = make_router(plan.replace(routing=Routing(told=RouterFeedback.WORK)), 1)
     assert worked.shares(2) == pytest.approx({2: 5 / 5.5, 5: 0.5 / 5.5})
     network = plan.cluster.network
     way = float(network.latency_s[1, 2] + network.latency_s[2, 1])
@@ -166,10 +170,10 @@ def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
 def test_notes_are_read_as_they_were_written() -> None:
     """Of fixed size; a path that has no peers yet is filled up."""
     form = MessageFormat(3)
-    for note in (
-        RoutingMessage(MessageKind.ANSWER, 7, 4000, (3, 1, -1), 0.25),
-        RoutingMessage(MessageKind.END, 2, 0, (-1,) * 3),
+    for header in (
+        RoutingHeader(MessageKind.ANSWER, 7, 4000, (3, 1, -1), 0.25),
+        RoutingHeader(MessageKind.END, 2, 0, (-1,) * 3),
     ):
-        data = form.pack(note)
-        assert len(data) == form.size and form.unpack(data) == note
-    assert form.unpack(form.pack(RoutingMessage(MessageKind.LAST))).path == (-1, -1, -1)
+        data = form.pack(header)
+        assert len(data) == form.size and form.unpack(data) == header
+    assert form.unpack(form.pack(RoutingHeader(MessageKind.LAST))).path == (-1, -1, -1)

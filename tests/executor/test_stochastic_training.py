@@ -19,13 +19,13 @@ from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradie
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.comm_plan import averaging_of  # noqa: E402
+from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
 from planner.executor.runtime.flops_counter import summary  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import CountedWeights  # noqa: E402
-from planner.executor.runtime.stage_module import StageModule  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -129,43 +129,43 @@ def test_samples_are_counted_as_they_are_done() -> None:
     plan = plan.replace(sync=Sync(2))
     samples, again = CountedWeights(plan, 0), CountedWeights(plan, 0)
     samples.begin(plan.schedules[0])
-    assert samples.scale(0) is None
+    assert samples.gradient_scale(0) is None
     for _ in range(5):
-        samples.did()
-    assert samples.scale(0) == 8 / 5
+        samples.count_microbatch()
+    assert samples.gradient_scale(0) == 8 / 5
     samples.begin(plan.schedules[0])  # it was not taken, and is done again
     for _ in range(4):
-        samples.did()
-    assert samples.scale(0) == 2
-    samples.taken()
+        samples.count_microbatch()
+    assert samples.gradient_scale(0) == 2
+    samples.commit_step()
     again.load_state(samples.state())
     for one in (samples, again):
         one.begin(plan.schedules[0])
-        one.did()
-        assert one.scale(1) == 8
-        one.taken()
+        one.count_microbatch()
+        assert one.gradient_scale(1) == 8
+        one.commit_step()
         one.take_snapshot()
-        assert one.weight(1) == one.weight(1) == 5 / 16
+        assert one.pseudo_gradient_weight(1) == one.pseudo_gradient_weight(1) == 5 / 16
         # of the next period, where the outer step is taken a step later
         one.begin(plan.schedules[0])
-        one.did()
-        one.taken()
-        assert one.changed == 5 and one.weight(1) == 5 / 16
-        one.outer_step_taken()
-        assert one.changed == 0 and one.state()["outer/samples"] == 1
+        one.count_microbatch()
+        one.commit_step()
+        assert one.pseudo_gradient_samples == 5 and one.pseudo_gradient_weight(1) == 5 / 16
+        one.commit_outer_step()
+        assert one.pseudo_gradient_samples == 0 and one.state()["outer/samples"] == 1
     again.load_state({})
-    assert again.weight(3) == 0
+    assert again.pseudo_gradient_weight(3) == 0
 
 
 def test_memory_counts_what_may_wait() -> None:
     """All that trainers let be on their way may wait at one device."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=12))
-    needs = [memory_need(p, 1, averaging_of(p, 1)) for p in (plan, routed(plan))]
+    needs = [memory_need(p, 1, stage_averager(p, 1)) for p in (plan, routed(plan))]
     live = plan.schedules[0].most_live()
     each = stage_costs(plan.workload, *plan.stage_layers[1]).output_bytes
     # four are planned for
     waiting = [2 * live[1], live[1] + live[0] + live[2]]
-    assert [need.beyond["messages"] for need in needs] == [
+    assert [need.extra_bytes["messages"] for need in needs] == [
         each * max(count - MESSAGES, 0) for count in waiting
     ]
     assert waiting[1] > MESSAGES
@@ -174,10 +174,10 @@ def test_memory_counts_what_may_wait() -> None:
 def test_own_pace_is_refused() -> None:
     """One of the two ways to share microbatches out."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
-    stage_module = StageModule(plan, 0, torch.device("cpu"), OptimizerConfig())
+    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
     store = torch.distributed.HashStore()
     with pytest.raises(PlanError, match="found kind 'stochastic'; leave out --own-pace"):
-        QueuePipeline(plan, 0, stage_module, store)
+        QueuePipeline(plan, 0, model_stage, store)
 
 
 @pytest.mark.slow

@@ -30,10 +30,10 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.comm_plan import CommPlan, averaging_of  # noqa: E402
+from planner.executor.comm.comm_plan import CommPlan, stage_averager  # noqa: E402
 from planner.executor.comm.connections import ChannelKind  # noqa: E402
 from planner.executor.runtime.outer_optimizer import (  # noqa: E402
-    CHANGED,
+    PSEUDO_GRADIENT_SAMPLES,
     SAMPLES,
     CountedWeights,
     PlannedWeights,
@@ -147,8 +147,12 @@ def test_whose_samples_count() -> None:
     visits = [sum(d in path for path in plan.schedules[0].paths) for d in range(8)]
     assert [visits[d] for d in plan.assignment.groups[0]] == [2, 2, 2, 1]
     for group in plan.assignment.groups:
-        assert [samples[d].scale(0) for d in group] == pytest.approx([7 / 4, 7 / 4, 7 / 3, 7 / 3])
-        assert [samples[d].weight(4) for d in group] == pytest.approx([4 / 7, 4 / 7, 3 / 7, 3 / 7])
+        assert [samples[d].gradient_scale(0) for d in group] == pytest.approx(
+            [7 / 4, 7 / 4, 7 / 3, 7 / 3]
+        )
+        assert [samples[d].pseudo_gradient_weight(4) for d in group] == pytest.approx(
+            [4 / 7, 4 / 7, 3 / 7, 3 / 7]
+        )
 
 
 def count_a_step(plan: TrainingPlan, of: dict[int, CountedWeights], *, taken: bool = True) -> None:
@@ -157,9 +161,9 @@ def count_a_step(plan: TrainingPlan, of: dict[int, CountedWeights], *, taken: bo
     for rank, count in of.items():
         count.begin(schedule)
         for _ in range(sum(rank in path for path in schedule.paths)):
-            count.did()
+            count.count_microbatch()
         if taken:
-            count.taken()
+            count.commit_step()
 
 
 def test_samples_of_devices_that_are_as_one() -> None:
@@ -172,7 +176,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     left = remove_devices(plan, [plan.cluster.network.ids[ranks[3]]])
     there = dict(zip(left.assignment.groups[0], counts[:3], strict=True))
     for rank, count in there.items():
-        count.follow(left, rank)
+        count.set_plan(left, rank)
     count_a_step(left, there)
     # the region of three microbatches has lost one device, which did one of them in the first step
     others = sum(
@@ -181,12 +185,18 @@ def test_samples_of_devices_that_are_as_one() -> None:
     assert others > 4
     for count in counts[:3]:
         count.take_snapshot()
-    assert [c.changed for c in counts[:3]] == [4 + others, 4 + others, 3 + 7 - others]
-    assert [c.weight(4, 14) for c in counts[:3]] == [c.changed / 14 for c in counts[:3]]
+    assert [c.pseudo_gradient_samples for c in counts[:3]] == [
+        4 + others,
+        4 + others,
+        3 + 7 - others,
+    ]
+    assert [c.pseudo_gradient_weight(4, 14) for c in counts[:3]] == [
+        c.pseudo_gradient_samples / 14 for c in counts[:3]
+    ]
     # who comes has what the one has that it is as one with
     counts[3].load_state(counts[2].state())
-    assert counts[3].changed == counts[2].changed
-    counts[3].outer_step_taken()
+    assert counts[3].pseudo_gradient_samples == counts[2].pseudo_gradient_samples
+    counts[3].commit_outer_step()
     assert counts[3].state().keys() == {SAMPLES}
 
 
@@ -204,7 +214,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     def follow() -> TrainingPlan:
         left = remove_devices(plan, set(counts) - there)
         for name in there:
-            counts[name].follow(left, left.cluster.network.ids.index(name))
+            counts[name].set_plan(left, left.cluster.network.ids.index(name))
         return left
 
     def step(left: TrainingPlan, taken: bool) -> None:
@@ -220,7 +230,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
         giver = min(near or there)
         counts[name].load_state(counts[giver].state())
         if not near:
-            counts[name].forget()
+            counts[name].reset_counts()
         there.add(name)
 
     def lose_or_come() -> None:
@@ -236,10 +246,12 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     def outer(left: TrainingPlan) -> None:
         names, group = left.cluster.network.ids, left.assignment.groups[0]
         speak = [counts[names[d]] for d in {lockstep_devices(left, d)[0] for d in group}]
-        samples = sum(count.changed for count in speak)
+        samples = sum(count.pseudo_gradient_samples for count in speak)
         assert samples == sum(expected)
         if samples:
-            assert sum(count.weight(0, samples) for count in speak) == pytest.approx(1)
+            assert sum(
+                count.pseudo_gradient_weight(0, samples) for count in speak
+            ) == pytest.approx(1)
 
     for _ in range(data.draw(st.integers(1, 12))):
         what = data.draw(st.sampled_from(["step", "again", "members", "outer"]))
@@ -253,21 +265,21 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
                 lose_or_come()
             outer(follow())
             for name in there:
-                counts[name].outer_step_taken()
+                counts[name].commit_outer_step()
             expected[:] = [0, 0]
         else:
             step(follow(), what == "step")
         for k, region in enumerate(regions):
             states = [counts[name].state() for name in region & there]
             assert all(float(state[SAMPLES]) == expected[k] for state in states)
-            assert all(CHANGED not in state for state in states)
+            assert all(PSEUDO_GRADIENT_SAMPLES not in state for state in states)
 
 
 def test_what_a_rank_does_when() -> None:
     """Its region's group in every step, with gradients as they are; slices in every H-th, coded."""
     plan = flow("int8")
     for rank in range(6):
-        each, rare = averaging_of(plan, rank, every_step=True), averaging_of(plan, rank)
+        each, rare = stage_averager(plan, rank, every_step=True), stage_averager(plan, rank)
         assert [group.phase for group in each.rounds] == [Phase.WITHIN]
         assert [str(wire) for wire in each.wires] == ["fp32"]
         assert [group.phase for group in rare.rounds][-1] is Phase.SPREAD

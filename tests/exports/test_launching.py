@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from planner.executor.launch.arguments import parse_arguments
-from planner.executor.rendezvous.rank_assignment import rank_of
+from planner.executor.rendezvous.rank_assignment import assigned_rank
 from planner.exports.error import ExportError
 from planner.exports.formats import export_plan
 from planner.exports.options import load_hosts
@@ -99,7 +99,7 @@ def test_torchrun_lines(plan: TrainingPlan) -> None:
             Path("a b"),
         )
         for local in range(int(read.nproc_per_node)):
-            ranks[rank_of(plan, args.devices, local)] = host
+            ranks[assigned_rank(plan, args.devices, local)] = host
     assert ranks == {d: HOSTS[str(d)] for d in range(6)}
 
 
@@ -114,7 +114,7 @@ def test_node_lines(plan: TrainingPlan, tmp_path: Path) -> None:
         args = parse_arguments(words[6:], None)
         assert args.elastic and args.steps == 7
         for local in range(len(args.devices)):
-            ranks[rank_of(plan, args.devices, local)] = host
+            ranks[assigned_rank(plan, args.devices, local)] = host
     assert ranks == {d: HOSTS[str(d)] for d in range(6)} and ranks[0] == "red"
     with pytest.raises(ExportError, match="nodes does not use run_id"):
         export_plan(plan, "nodes", run_id="r")

@@ -26,7 +26,7 @@ from tests.executor.forks import losses_by_step
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.executor.runtime.stage_module import StageModule
+    from planner.executor.runtime.model_stage import ModelStage
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -103,12 +103,12 @@ def plan_for(folder: Path, grid: list[list[int]], head: str = "last") -> Trainin
     return make_plan(grid, workload=workload, head=head)
 
 
-def stage_module_of(plan: TrainingPlan, rank: int, folder: Path | None) -> StageModule:
+def make_model_stage(plan: TrainingPlan, rank: int, folder: Path | None) -> ModelStage:
     """A stage with the folder's weights."""
+    from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
-    from planner.executor.runtime.stage_module import StageModule
 
-    return StageModule(
+    return ModelStage(
         plan,
         rank,
         torch.device("cpu"),
@@ -117,14 +117,14 @@ def stage_module_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Stage
     )
 
 
-def our_logits(stage_modules: list[StageModule], tokens: Tensor) -> Any:
+def our_logits(stage_modules: list[ModelStage], tokens: Tensor) -> Any:
     """Of stages one after the other."""
     x = tokens
     with torch.no_grad():
-        for stage_module in stage_modules:
-            x = stage_module.stage(x)
+        for model_stage in stage_modules:
+            x = model_stage.stage(x)
         head = next(
-            stage_module.head for stage_module in stage_modules if stage_module.head is not None
+            model_stage.head for model_stage in stage_modules if model_stage.head is not None
         )
         return head.project(head.norm(x))
 
@@ -146,15 +146,15 @@ def some_tokens() -> Any:
 
 
 def export_of(
-    plan: TrainingPlan, stage_modules: list[StageModule], out: Path, like: Path | None
+    plan: TrainingPlan, stage_modules: list[ModelStage], out: Path, like: Path | None
 ) -> None:
     """What a run does at its end, of all ranks."""
     from planner.huggingface.export import Export
 
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
-    for rank, stage_module in enumerate(stage_modules):
-        written |= export.write(rank, stage_module.named())
+    for rank, model_stage in enumerate(stage_modules):
+        written |= export.write(rank, model_stage.named_parameters())
     export.finish(written)
 
 
@@ -170,12 +170,12 @@ def test_loaded_and_written_models_are_those_of_transformers(name: str, tmp_path
     for plan in (plan_for(folder, [[0]]), plan_for(folder, [[0, 1]])):
         assert plan.workload.parameters == model.num_parameters()
         ranks = range(len(plan.cluster))
-        stage_modules = [stage_module_of(plan, rank, folder) for rank in ranks]
-        held = sum(p.numel() for stage_module in stage_modules for p in stage_module.parameters)
+        stage_modules = [make_model_stage(plan, rank, folder) for rank in ranks]
+        held = sum(p.numel() for model_stage in stage_modules for p in model_stage.parameters)
         # what embedding and head share is on both stages
         assert held == model.num_parameters() + copied * plan.must_average_tied
         torch.testing.assert_close(our_logits(stage_modules, tokens), want, atol=1e-5, rtol=1e-5)
-        other = our_logits([stage_module_of(plan, rank, None) for rank in ranks], tokens)
+        other = our_logits([make_model_stage(plan, rank, None) for rank in ranks], tokens)
         assert (other - want).abs().max() > 0.1
         for like in (None, folder):
             out = tmp_path / f"out-{len(ranks)}-{like is None}"
@@ -183,7 +183,7 @@ def test_loaded_and_written_models_are_those_of_transformers(name: str, tmp_path
             torch.testing.assert_close(their_logits(out, tokens), want, atol=1e-5, rtol=1e-5)
             # what was written can be planned with, and loaded again
             again = plan_for(out, [[0]])
-            found = our_logits([stage_module_of(again, 0, out)], tokens)
+            found = our_logits([make_model_stage(again, 0, out)], tokens)
             torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
@@ -195,7 +195,7 @@ def test_shards_and_half_precision(name: str, tmp_path: Path) -> None:
     model.save_pretrained(folder, max_shard_size="30KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
     plan = plan_for(folder, [[0, 1, 2]])
-    stage_modules = [stage_module_of(plan, rank, folder) for rank in range(3)]
+    stage_modules = [make_model_stage(plan, rank, folder) for rank in range(3)]
     tokens = some_tokens()
     want = their_logits(folder, tokens, dtype=torch.float32)
     torch.testing.assert_close(our_logits(stage_modules, tokens), want, atol=1e-5, rtol=1e-5)
@@ -218,7 +218,7 @@ def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(weights._Files, "read", noting)
     plan = plan_for(folder, [[0, 1]])
-    stage_module_of(plan, 1, folder)
+    make_model_stage(plan, 1, folder)
     layers = {name.split(".")[2] for name in read if ".layers." in name}
     assert layers == {"2", "3"}
     rest = {name for name in read if ".layers." not in name}
@@ -386,7 +386,7 @@ def test_digests_tell_files_apart(
 
     def digest(data: bytes) -> str:
         path.write_bytes(data)
-        return file_digest.digest_of(path)
+        return file_digest.file_digest(path)
 
     whole = bytes(size)
     assert digest(whole) == digest(whole) != digest(bytes(size + 1))
@@ -459,7 +459,7 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
 
     def refused(match: str, error: type[ValueError] = WeightsError) -> None:
         with pytest.raises(error, match=match) as caught:
-            stage_module_of(plan, 0, folder)
+            make_model_stage(plan, 0, folder)
         assert "\n" not in str(caught.value)
 
     path, config = folder / "model.safetensors", folder / "config.json"
@@ -501,19 +501,19 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
     """Both have it, in one stage it is the same; a plan that averages but stages is refused."""
     folder = saved("llama tied", tmp_path)
     plan = plan_for(folder, [[0, 1]])
-    first, last = (stage_module_of(plan, rank, folder) for rank in range(2))
+    first, last = (make_model_stage(plan, rank, folder) for rank in range(2))
     assert first.stage.stem is not None and last.head is not None
     assert torch.equal(last.head.project.weight, first.stage.stem.tokens.weight)
     assert first.tied_values == last.tied_values == plan.workload.tied_parameters > 0
     bare = plan.replace(averaging=plan.averaging[:2])
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with this release"):
-        stage_module_of(bare, 0, folder)
+        make_model_stage(bare, 0, folder)
     rare = bare.replace(sync=Sync(5))
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with --head first"):
-        stage_module_of(rare, 0, folder)
-    stage_module = stage_module_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
-    assert stage_module.head is not None and stage_module.stage.stem is not None
-    assert stage_module.head.project.weight is stage_module.stage.stem.tokens.weight
+        make_model_stage(rare, 0, folder)
+    model_stage = make_model_stage(plan_for(folder, [[0, 1]], "first"), 0, folder)
+    assert model_stage.head is not None and model_stage.stage.stem is not None
+    assert model_stage.head.project.weight is model_stage.stage.stem.tokens.weight
 
 
 def test_files_of_the_bare_model(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_files_of_the_bare_model(tmp_path: Path) -> None:
         header["h.0.attn.bias"]["dtype"] = kind
         text = json.dumps(header).encode()
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-        found = our_logits([stage_module_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
+        found = our_logits([make_model_stage(plan_for(folder, [[0]]), 0, folder)], some_tokens())
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
@@ -552,13 +552,13 @@ def test_a_tied_model_with_a_head_in_its_file(
     path = folder / "model.safetensors"
     tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     tokens = tensors["model.embed_tokens.weight"]
-    want = stage_module_of(plan, stages - 1, folder).head.project.weight
+    want = make_model_stage(plan, stages - 1, folder).head.project.weight
     write_tensors(path, tensors | {"lm_head.weight": tokens.clone()})
-    assert torch.equal(stage_module_of(plan, stages - 1, folder).head.project.weight, want)
+    assert torch.equal(make_model_stage(plan, stages - 1, folder).head.project.weight, want)
     write_tensors(path, tensors | {"lm_head.weight": -50 * tokens})
     said = "'lm_head.weight' is not the embedding, although config.json says tie_word_embeddings"
     with pytest.raises(WeightsError, match=said):
-        stage_module_of(plan, stages - 1, folder)
+        make_model_stage(plan, stages - 1, folder)
     save_plan(plan, tmp_path / "plan.json")
     capsys.readouterr()
     assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2

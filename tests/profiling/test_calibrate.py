@@ -21,10 +21,12 @@ def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) ->
         return told
 
     ranks: Any = SimpleNamespace(all_gather=all_gather)
-    monkeypatch.setattr(calibrate, "machine", lambda: "b")
+    monkeypatch.setattr(calibrate, "machine_id", lambda: "b")
     monkeypatch.setattr(calibrate, "cores", lambda: 2 * torch.get_num_threads())
     for place in ("a 1", "a 2", "a 1", "cpu", "cpu", "a 1", "cpu"):
-        monkeypatch.setattr(calibrate, "gpu_of", lambda device, gpu=place: ("NVIDIA H100", gpu))
+        monkeypatch.setattr(
+            calibrate, "gpu_identity", lambda device, gpu=place: ("NVIDIA H100", gpu)
+        )
         device = torch.device("cpu") if place == "cpu" else torch.device("cuda", 0)
         # whatever a rank computes on, it waits for the same word of all
         places = calibrate._places(ranks, device)

@@ -1,7 +1,7 @@
 """Checkpoints: one file of tensors per device, and an index written when all are complete.
 
-``FOLDER/step-000020/`` holds what is needed to continue after 20 steps. The folder may be shared by
-all nodes or local to each: every rank writes the same index beside its shard.
+``FOLDER/step-000020/`` holds the state after 20 steps. The folder may be shared by all nodes or
+local to each: every rank writes the same index next to its shard.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from torch import Tensor
 
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
-from planner.executor.rendezvous.file_digest import digest_of
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.data.microbatches import Microbatches
+from planner.executor.rendezvous.file_digest import file_digest
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
 from planner.utils.output_files import NO_ROOM, make_writable
+from planner.utils.refusal import Refusal
 
 INDEX = "index.json"
 VERSION = 3
 SHARD = "device-"
-KEPT = 2
+MAX_KEPT = 2
 """Number of complete checkpoints kept."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Refusal):
     """A checkpoint that cannot be resumed from."""
 
 
@@ -45,12 +47,12 @@ class CheckpointManager:
     Parameters
     ----------
     plan, ranks
-        The plan and the process group.
-    stage_module
-        The stage module; None if this rank has none.
+        The plan and the rank group.
+    model_stage
+        This rank's part of the model; None without one.
     settings
-        What losses depend on beside the plan, by name of the options.
-    written
+        Options, other than the plan, that losses depend on.
+    on_complete
         Called with the number of steps of each complete checkpoint.
     """
 
@@ -59,17 +61,13 @@ class CheckpointManager:
         folder: Path,
         every: int,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
-        stage_module: StageModule | None,
+        ranks: RankGroup,
+        model_stage: ModelStage | None,
         settings: dict[str, Any],
-        written: Callable[[int], None],
+        on_complete: Callable[[int], None],
     ) -> None:
-        self._folder, self._every, self._ranks, self._stage_module = (
-            folder,
-            every,
-            ranks,
-            stage_module,
-        )
+        self._folder, self._every, self._ranks = folder, every, ranks
+        self._model_stage = model_stage
         self._settings = settings
         self._index = {
             "version": VERSION,
@@ -77,28 +75,26 @@ class CheckpointManager:
             **description(plan),
             "settings": settings,
         }
-        self._written = written
+        self._on_complete = on_complete
 
-    def of(
+    def for_plan(
         self,
         plan: TrainingPlan,
-        stage_module: StageModule | None,
-        ranks: ProcessGroup | None = None,
+        model_stage: ModelStage | None,
+        ranks: RankGroup | None = None,
     ) -> CheckpointManager:
         """The same for another plan."""
-        given = (ranks or self._ranks, stage_module, self._settings, self._written)
+        given = (ranks or self._ranks, model_stage, self._settings, self._on_complete)
         return CheckpointManager(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
         return (step + 1) % self._every == 0
 
-    def maybe_save(self, step: int) -> None:
-        """Write a checkpoint if one is due after a step; then a collective call."""
+    def save(self, step: int) -> None:
+        """Write a checkpoint after a step; a collective call."""
         done = step + 1
-        if not self.due(step):
-            return
-        target = _place(self._folder, done)
+        target = _checkpoint_folder(self._folder, done)
         entries = [
             json.loads(t)
             for t in self._ranks.all_gather(f"checkpoint/{done}", self._write_shard(target, done))
@@ -114,26 +110,26 @@ class CheckpointManager:
             errors = self._ranks.all_gather(f"checkpoint/{done}/index", error)
             failed = [(rank, error) for rank, error in enumerate(errors) if error]
         if failed:
-            self._give_up(target, done, *failed[0])
+            self._discard(target, done, *failed[0])
             return
-        self._written(done)
-        recent = _complete_steps(self._folder)[-KEPT:]
+        self._on_complete(done)
+        recent = _complete_steps(self._folder)[-MAX_KEPT:]
         # without an index: incomplete because a device was lost
-        for old in _begun(self._folder):
-            place = _place(self._folder, old)
+        for old in _started_steps(self._folder):
+            place = _checkpoint_folder(self._folder, old)
             if old < done and old not in recent and _is_checkpoint(place):
                 shutil.rmtree(place, ignore_errors=True)
 
     def _write_shard(self, target: Path, done: int) -> str:
         """Write this rank's shard; returns its entry of the index."""
-        if self._stage_module is None:
+        if self._model_stage is None:
             return "{}"
         try:
             target.mkdir(parents=True, exist_ok=True)
-            path, data = target / _shard_name(self._ranks.rank), self._stage_module.data
-            entry: dict[str, Any] = {"sha256": write_tensors(path, self._stage_module.state())}
+            path, data = target / _shard_name(self._ranks.rank), self._model_stage.data
+            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state())}
             if data is not None:
-                entry["data"] = {"says": data.says, "position": data.position(done)}
+                entry["data"] = {"says": data.description, "position": data.position(done)}
             return json.dumps(entry)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
@@ -147,7 +143,7 @@ class CheckpointManager:
             return error.strerror or str(error)
         return ""
 
-    def _give_up(self, target: Path, done: int, rank: int, why: str) -> None:
+    def _discard(self, target: Path, done: int, rank: int, why: str) -> None:
         """Continue the run without this checkpoint."""
         for name in (INDEX, _shard_name(self._ranks.rank)):
             with suppress(OSError):
@@ -187,29 +183,64 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
 def resume(
     folder: Path,
     plan: TrainingPlan,
-    ranks: ProcessGroup,
-    stage_module: StageModule | None,
+    ranks: RankGroup,
+    model_stage: ModelStage | None,
     settings: Mapping[str, Any],
     steps: int,
 ) -> int:
     """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
 
-    Optimizer settings must be the same, unless no step of a run of so many is left.
+    Optimizer settings must be the same, unless none of the run's ``steps`` is left. A collective
+    call; returns the number of steps done.
     """
+    done = _latest_common_step(folder, plan, ranks, model_stage)
+    if model_stage is None:
+        return done
+    index, path = _index(folder, done)
+    same_plan = index["plan"] == plan.content_hash
+    changes = [] if same_plan else _require_same_model(path, index, plan, done)
+    for name, value in settings.items() if done < steps else ():
+        if (was := index["settings"].get(name)) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
+                f"{was}"
+            )
+    if same_plan:
+        model_stage.load_state(_read(folder, done, ranks.rank, index))
+    else:
+        model_stage.load_state(_read_resharded(folder, done, index, plan, ranks.rank, model_stage))
+    if model_stage.data is not None:
+        _restore_position(model_stage.data, index["data"], path)
+    if not same_plan and ranks.rank == min(plan.stage_of):
+        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        print(
+            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
+            f"{plan.content_hash[:12]}{changed}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return done
+
+
+def _latest_common_step(
+    folder: Path, plan: TrainingPlan, ranks: RankGroup, model_stage: ModelStage | None
+) -> int:
+    """Steps of the newest checkpoint that all ranks with a stage have; a collective call."""
     complete = [
         # the index has the digests of all shards
-        (s, digest_of(_place(folder, s) / INDEX))
-        for s in _complete_steps(folder)
-        if stage_module is None or _has_all(folder, s, plan, ranks.rank, stage_module)
+        (steps, file_digest(_checkpoint_folder(folder, steps) / INDEX))
+        for steps in _complete_steps(folder)
+        if model_stage is None or _has_all(folder, steps, plan, ranks.rank, model_stage)
     ]
     everywhere: list[set[tuple[int, str]]] = [
-        set(map(tuple, json.loads(t)))
-        for t in ranks.all_gather("checkpoints", json.dumps(complete))
+        set(map(tuple, json.loads(text)))
+        for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    holders = [held for rank, held in enumerate(everywhere) if rank in plan.stage_of]
-    common = set.intersection(*holders)
-    numbers = set.intersection(*({steps for steps, _ in held} for held in holders))
+    held = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
+    common = set.intersection(*held)
+    numbers = set.intersection(*({steps for steps, _ in found} for found in held))
     if numbers and not common:
         raise CheckpointError(
             f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
@@ -221,44 +252,21 @@ def resume(
             "that was given with --checkpoint, and after another plan bring the nodes' folders "
             "together"
         )
-    done = max(common)[0]
-    if stage_module is None:
-        return done
-    index, path = _index(folder, done)
-    same = index["plan"] == plan.content_hash
-    changes = [] if same else _require_same_model(path, index, plan, done)
-    for name, value in settings.items() if done < steps else ():
-        if (was := index["settings"].get(name)) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise CheckpointError(
-                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
-                f"{was}"
-            )
-    if same:
-        stage_module.load_state(_read(folder, done, ranks.rank, index))
-    else:
-        stage_module.load_state(_resharded(folder, done, index, plan, ranks.rank, stage_module))
-    if stage_module.data is not None:
-        data = index["data"]
-        try:
-            description, position = str(data["says"]), [int(number) for number in data["position"]]
-        except (KeyError, TypeError, ValueError):
-            raise _unreadable(path, "no place in the data") from None
-        if description != stage_module.data.says:
-            raise CheckpointError(
-                f"{path}: was trained on {description}, this run has {stage_module.data.says}; "
-                "give the same --data, --tokenizer and --shuffle, with the release that wrote it"
-            )
-        stage_module.data.seek(position)
-    if not same and ranks.rank == min(plan.stage_of):
-        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
-        print(
-            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
-            f"{plan.content_hash[:12]}{changed}",
-            file=sys.stderr,
-            flush=True,
+    return max(common)[0]
+
+
+def _restore_position(data: Microbatches, saved: dict[str, Any], path: Path) -> None:
+    """Continue at the saved position in the data, which must be the same."""
+    try:
+        description, position = str(saved["says"]), [int(number) for number in saved["position"]]
+    except (KeyError, TypeError, ValueError):
+        raise _unreadable(path, "no place in the data") from None
+    if description != data.description:
+        raise CheckpointError(
+            f"{path}: was trained on {description}, this run has {data.description}; give the same "
+            "--data, --tokenizer and --shuffle, with the release that wrote it"
         )
-    return done
+    data.seek(position)
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -290,7 +298,7 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     Returns
     -------
     dict[str, Tensor]
-        As from `StageModule.state`.
+        As from `ModelStage.state`.
     """
     index, path = _index(folder, steps)
     if index["plan"] != plan.content_hash:
@@ -326,17 +334,17 @@ def _require_same_model(
     return differences(index["training"], ours["training"])
 
 
-def _resharded(
+def _read_resharded(
     folder: Path,
     steps: int,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    stage_module: StageModule,
+    model_stage: ModelStage,
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
-    for device, names in _sources(folder, steps, index, plan, rank, stage_module).items():
+    for device, names in _source_shards(folder, steps, index, plan, rank, model_stage).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
             return key in (SCALE, GROWTH_TRACKER) or (
@@ -346,7 +354,7 @@ def _resharded(
         for key, tensor in _read(folder, steps, device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
-    for key in () if stage_module.outer is None else stage_module.outer.state():
+    for key in () if model_stage.outer is None else model_stage.outer.state():
         if key in tensors:
             continue
         # the checkpoint has no outer optimizer: start one
@@ -357,22 +365,22 @@ def _resharded(
     return tensors
 
 
-def _sources(
+def _source_shards(
     folder: Path,
     steps: int,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    stage_module: StageModule,
+    model_stage: ModelStage,
 ) -> dict[int, dict[str, str]]:
     try:
-        return source_shards(index["holds"], plan, rank, stage_module.named())
-    except ValueError as error:
-        raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
+        return source_shards(index["holds"], plan, rank, model_stage.named_parameters())
+    except Refusal as error:
+        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, str(error)) from None
 
 
 def _has_all(
-    folder: Path, steps: int, plan: TrainingPlan, rank: int, stage_module: StageModule
+    folder: Path, steps: int, plan: TrainingPlan, rank: int, model_stage: ModelStage
 ) -> bool:
     """Whether the files that a rank needs are here; their content is validated when read."""
     try:
@@ -383,7 +391,7 @@ def _has_all(
         return _has(folder, steps, rank)
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _sources(folder, steps, index, plan, rank, stage_module)
+    needed = _source_shards(folder, steps, index, plan, rank, model_stage)
     return all(_has(folder, steps, device) for device in needed)
 
 
@@ -398,13 +406,13 @@ def _read(
     try:
         sha256 = str(index["shards"][name]["sha256"])
     except (KeyError, TypeError):
-        raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
-    return read_tensors(_place(folder, steps) / name, sha256, wanted)
+        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, f"no {name}") from None
+    return read_tensors(_checkpoint_folder(folder, steps) / name, sha256, wanted)
 
 
 def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
     """The index of a checkpoint, and its path."""
-    path = _place(folder, steps) / INDEX
+    path = _checkpoint_folder(folder, steps) / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())
         version, index["plan"] = index["version"], str(index["plan"])
@@ -432,7 +440,7 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _place(folder: Path, steps: int) -> Path:
+def _checkpoint_folder(folder: Path, steps: int) -> Path:
     return folder / f"step-{steps:06d}"
 
 
@@ -450,15 +458,16 @@ def _is_checkpoint(place: Path) -> bool:
 
 
 def _has(folder: Path, steps: int, rank: int) -> bool:
-    return (_place(folder, steps) / _shard_name(rank)).is_file()
+    return (_checkpoint_folder(folder, steps) / _shard_name(rank)).is_file()
 
 
 def _complete_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints that have an index, ascending."""
-    return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
+    started = _started_steps(folder)
+    return [steps for steps in started if (_checkpoint_folder(folder, steps) / INDEX).is_file()]
 
 
-def _begun(folder: Path) -> list[int]:
+def _started_steps(folder: Path) -> list[int]:
     """Steps of all checkpoints, ascending."""
     names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())

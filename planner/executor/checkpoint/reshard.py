@@ -1,9 +1,9 @@
-"""What a rank needs from a checkpoint that another plan of the same model wrote.
+"""Reshards a checkpoint: state of a rank from the shards of another plan of the same model.
 
-A rank finds each of its parts (embedding, layer, head) in the shard of a device that held it. What
-is averaged is equal on all such devices. The moments of devices that take steps of their own
-differ: the n-th device of a stage takes those of the part's n-th holder, cyclically. Devices that
-act as one take those of the first of them.
+A rank reads each of its parts (embedding, layer, head) from the shard of a device that held it.
+Averaged parameters are equal on all of these devices. Moments differ if devices take local steps:
+the n-th device of a stage reads those of the n-th holder of the part, cyclically. Devices that
+average gradients in every step all read those of the first of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.executor.runtime.model import EMBEDDING, PROJECTION
-from planner.executor.runtime.stage_module import has_head
+from planner.executor.runtime.model_stage import has_head
 from planner.training_plan.model import TrainingPlan, lockstep_devices
+from planner.utils.refusal import Refusal
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
@@ -32,7 +33,7 @@ OMITTED_AT_DEFAULT = (
 
 
 def description(plan: TrainingPlan) -> dict[str, Any]:
-    """What a checkpoint states about its plan, JSON-ready.
+    """Description of a plan in a checkpoint, JSON-ready.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Fields that differ: name, theirs, ours."""
+    """Fields with different values: name, value in the checkpoint, value in this run."""
     names = sorted(set(theirs) | set(ours))
     pairs = ((name, theirs.get(name), ours.get(name)) for name in names)
     return [(name, was, now) for name, was, now in pairs if was != now]
@@ -87,7 +88,7 @@ def source_shards(
     try:
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())
     except (AttributeError, TypeError):
-        raise ValueError("no layers of devices") from None
+        raise Refusal("no layers of devices") from None
     stage = plan.stage_of[rank]
     start = plan.stage_layers[stage][0]
     turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
@@ -104,7 +105,7 @@ def source_shards(
         else:  # the embedding, before layer 0
             number, holders = -1, [(d, 0) for d, a, b, _ in held if a == 0]
         if not holders:
-            raise ValueError(f"no device that held {name!r}")
+            raise Refusal(f"no device that held {name!r}")
         device, first = holders[turn % len(holders)]
         there = EMBEDDING if name == copied else name
         if layer is not None:

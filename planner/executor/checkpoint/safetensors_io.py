@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.utils.input_files import parse_json
+from planner.utils.refusal import Refusal
 
 LENGTH = struct.Struct("<Q")
 """Length of the header, in front of it."""
@@ -39,7 +40,7 @@ ALIGN = 8
 BLOCK_BYTES = 1 << 22
 
 
-class TensorFileError(ValueError):
+class TensorFileError(Refusal):
     """A file with invalid content."""
 
 

@@ -20,8 +20,8 @@ from planner.executor.comm.connections import (
     send_all,
 )
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.stage_module import StageModule
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import ModelStage
 
 LENGTH = struct.Struct("!Q")
 DTYPES = {
@@ -30,33 +30,35 @@ DTYPES = {
 
 
 def transfer_state(
-    ranks: ProcessGroup, giver: int, taker: int, stage_module: StageModule | None, steps: int
+    ranks: RankGroup, source: int, target: int, model_stage: ModelStage | None, steps: int
 ) -> None:
     """Transfer parameters, optimizer state and position in the data; a collective call."""
-    other = {giver: taker, taker: giver}.get(ranks.rank)
-    channels = [] if other is None else [(ChannelKind.STATE, other)]
-    with connections_to(ranks, channels, f"move/{steps}/{taker}") as connections:
-        if other is None or stage_module is None:
+    peer = {source: target, target: source}.get(ranks.rank)
+    channels = [] if peer is None else [(ChannelKind.STATE, peer)]
+    with connections_to(ranks, channels, f"move/{steps}/{target}") as connections:
+        if peer is None or model_stage is None:
             return
-        connection = connections[ChannelKind.STATE, other]
-        if ranks.rank == giver:
-            data = stage_module.data
-            place = None if data is None else list(data.position(steps))
-            _send(connection, stage_module.state(), place)
+        connection = connections[ChannelKind.STATE, peer]
+        if ranks.rank == source:
+            data = model_stage.data
+            data_position = None if data is None else list(data.position(steps))
+            _send(connection, model_stage.state(), data_position)
             receive_into(connection, memoryview(bytearray(1)))  # until all is there
         else:
-            state, place = _receive(connection)
-            stage_module.load_state(state)
-            if stage_module.data is not None and place is not None:
-                stage_module.data.seek(place)
+            state, data_position = _receive(connection)
+            model_stage.load_state(state)
+            if model_stage.data is not None and data_position is not None:
+                model_stage.data.seek(data_position)
             send_all(connection, memoryview(b"!"))
 
 
-def _send(connection: Connection, state: Mapping[str, Tensor], place: list[int] | None) -> None:
+def _send(
+    connection: Connection, state: Mapping[str, Tensor], data_position: list[int] | None
+) -> None:
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in state.items()}
-    says = {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
-    head = json.dumps({"place": place, "tensors": says}).encode()
-    send_all(connection, memoryview(LENGTH.pack(len(head))), memoryview(head))
+    formats = {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
+    header = json.dumps({"place": data_position, "tensors": formats}).encode()
+    send_all(connection, memoryview(LENGTH.pack(len(header))), memoryview(header))
     for tensor in tensors.values():
         send_all(connection, as_bytes(tensor))
 
@@ -64,9 +66,9 @@ def _send(connection: Connection, state: Mapping[str, Tensor], place: list[int] 
 def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | None]:
     length = bytearray(LENGTH.size)
     receive_into(connection, memoryview(length))
-    head = bytearray(LENGTH.unpack(length)[0])
-    receive_into(connection, memoryview(head))
-    header = json.loads(head.decode())
+    text = bytearray(LENGTH.unpack(length)[0])
+    receive_into(connection, memoryview(text))
+    header = json.loads(text.decode())
     state = {}
     for name, (dtype, shape) in header["tensors"].items():
         tensor = torch.empty(shape, dtype=DTYPES[dtype])

@@ -21,64 +21,59 @@ HEAD = struct.Struct("!I")
 RETURN = 1 << 31
 READY = (1 << 32) - 1
 """In place of a chunk: the member's gradients are ready."""
-NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 
 
 class SendQueue:
-    """Queue to one member: sends at once what the connection takes, the rest by a thread.
+    """Queue to one member: sends without blocking what fits into the buffer, the rest in a thread.
 
     Parameters
     ----------
-    failure
-        Receives errors.
+    error_latch
+        Fails with the first error of the thread.
     """
 
-    def __init__(self, connection: socket.socket, name: str, failure: ErrorLatch) -> None:
+    def __init__(self, connection: socket.socket, name: str, error_latch: ErrorLatch) -> None:
         self._connection = connection
-        self._lane = WorkerThread(name, failure)
+        self._thread = WorkerThread(name, error_latch)
         self._lock = threading.Lock()
         self._waiting = 0
 
-    def send(self, word: int, message: memoryview) -> None:
+    def send(self, header: int, message: memoryview) -> None:
         """Send a chunk after everything queued before."""
-        left = [memoryview(HEAD.pack(word)), message]
+        left = [memoryview(HEAD.pack(header)), message]
         with self._lock:
             if not self._waiting:
                 left = send_nowait(self._connection, *left)
             if left:
-                self._later(partial(send_all, self._connection, *left))
+                self._submit(partial(send_all, self._connection, *left))
 
-    def send_made(self, word: int, make: Callable[[], memoryview]) -> None:
-        """The same for a chunk that the thread makes first."""
+    def send_encoded(self, header: int, encode: Callable[[], memoryview]) -> None:
+        """As `send`, for a chunk that the thread encodes first."""
 
         def job() -> None:
-            send_all(self._connection, memoryview(HEAD.pack(word)), make())
+            send_all(self._connection, memoryview(HEAD.pack(header)), encode())
 
         with self._lock:
-            self._later(job)
+            self._submit(job)
 
-    def do(self, job: Callable[[socket.socket], None]) -> None:
-        """Run a job on the thread, after everything queued before."""
-        with self._lock:
-            self._later(partial(job, self._connection))
-
-    def after_all(self, callback: Callable[[], None]) -> None:
+    def run_after(self, callback: Callable[[], None]) -> None:
         """Call back when everything queued so far has been sent."""
-        self._lane.submit(callback)
+        self._thread.submit(callback)
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
-        self._lane.finish()
+        self._thread.finish()
 
-    def _later(self, job: Callable[[], None]) -> None:
+    def _submit(self, job: Callable[[], None]) -> None:
         self._waiting += 1
 
-        def one_less() -> None:
+        def run_and_count() -> None:
             job()
             with self._lock:
                 self._waiting -= 1
 
-        self._lane.submit(one_less)
+        self._thread.submit(run_and_count)
 
 
 class BufferPool:
@@ -86,18 +81,18 @@ class BufferPool:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self._spare: list[NDArray[np.uint8]] = []
+        self._free: list[NDArray[np.uint8]] = []
 
-    def take(self) -> NDArray[np.uint8]:
+    def acquire(self) -> NDArray[np.uint8]:
         """Get a buffer."""
         try:
-            return self._spare.pop()
+            return self._free.pop()
         except IndexError:
             return np.empty(self.length, np.uint8)
 
-    def give_back(self, piece: NDArray[np.uint8]) -> None:
+    def release(self, buffer: NDArray[np.uint8]) -> None:
         """Return a buffer."""
-        self._spare.append(piece)
+        self._free.append(buffer)
 
 
 class AllReduceLinks:
@@ -105,56 +100,58 @@ class AllReduceLinks:
 
     Parameters
     ----------
-    failure
-        Receives errors of all threads.
+    error_latch
+        Fails with the first error of any thread.
 
     Attributes
     ----------
-    to, of
+    send_queues, receivers
         By rank, the send queue to it, and the thread that receives from it.
     changed
-        Condition that guards what threads count.
+        Condition that guards the counters of all threads.
     """
 
-    def __init__(self, channels: DuplexChannels, failure: ErrorLatch) -> None:
-        self.incoming = channels.of
-        self.failure = failure
+    def __init__(self, channels: DuplexChannels, error_latch: ErrorLatch) -> None:
+        self.incoming = channels.incoming
+        self.error_latch = error_latch
         self.changed = threading.Condition()
-        self.failure.on_failure(self._wake)
-        self.to = {
-            d: SendQueue(connection, f"averaging to {d}", self.failure)
-            for d, connection in channels.to.items()
+        self.error_latch.on_failure(self._wake)
+        self.send_queues = {
+            d: SendQueue(connection, f"averaging to {d}", self.error_latch)
+            for d, connection in channels.outgoing.items()
         }
-        self.of = {d: WorkerThread(f"averaging from {d}", self.failure) for d in channels.of}
-        self._memory = BufferPool(0)
+        self.receivers = {
+            d: WorkerThread(f"averaging from {d}", self.error_latch) for d in channels.incoming
+        }
+        self._buffer_pool = BufferPool(0)
 
-    def memory(self, length: int) -> BufferPool:
-        """Buffer pool for contributions, reused while their length stays the same."""
-        if self._memory.length != length:
-            self._memory = BufferPool(length)
-        return self._memory
+    def buffer_pool(self, length: int) -> BufferPool:
+        """The pool of buffers for contributions; a new one if their length has changed."""
+        if self._buffer_pool.length != length:
+            self._buffer_pool = BufferPool(length)
+        return self._buffer_pool
 
-    def tell(self, rank: int) -> None:
-        """Send word that this rank is ready for its next round, or will be when it arrives."""
-        self.to[rank].send(READY, NOTHING)
+    def notify_ready(self, rank: int) -> None:
+        """Notify a rank that this one will be ready for its next round when the message arrives."""
+        self.send_queues[rank].send(READY, EMPTY)
 
-    def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
-        """Wait for the threads; raises their errors."""
-        until = None if most_s is None else time.monotonic() + most_s
+    def wait_until(self, done: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Wait until ``done`` returns true or a time has passed; raises errors of the threads."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
-            while self.failure.error is None and not done():
+            while self.error_latch.error is None and not done():
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0.0:
                     break
                 self.changed.wait(left)
-        self.failure.check()
+        self.error_latch.check()
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
-        for queue in self.to.values():
+        for queue in self.send_queues.values():
             queue.finish()
-        for lane in self.of.values():
-            lane.finish()
+        for receiver in self.receivers.values():
+            receiver.finish()
 
     def _wake(self) -> None:
         with self.changed:

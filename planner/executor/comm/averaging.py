@@ -36,9 +36,9 @@ class StageAverager:
         Chunking and wire format of each round.
     upload_bytes_per_s
         Upload limit of this rank.
-    ahead_s
-        By rank of the first round, how long before it is ready this rank sends word: the latency,
-        less the time by which the round ends sooner than planned if all begin at once.
+    notify_ahead_s
+        By peer of the first round, how long before its own readiness this rank notifies it: the
+        latency, less the time by which a round that all begin at once ends sooner than planned.
     """
 
     rank: int
@@ -47,25 +47,25 @@ class StageAverager:
     wires: Sequence[WireFormat]
     devices: int
     upload_bytes_per_s: float
-    ahead_s: Mapping[int, float] = field(default_factory=dict)
+    notify_ahead_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def peers(self) -> set[int]:
         """Ranks with which it averages."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def begins_here(self, collectives: DeviceCollectives | None) -> bool | None:
+    def starts_on_device(self, collectives: DeviceCollectives | None) -> bool | None:
         """Whether the first round needs the vector on the device; None if there is no round."""
         if not self.peers:
             return None
-        return collectives is not None and collectives.covers(self.rounds[0], self.wires[0])
+        return collectives is not None and collectives.supports(self.rounds[0], self.wires[0])
 
     def run(
         self,
         values: Callable[[bool | None], Tensor],
         peers: AllReduceLinks,
         sender: Sender,
-        told: Collection[int] | None = None,
+        notified: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
@@ -81,19 +81,19 @@ class StageAverager:
         for number, (group, chunking, wire) in enumerate(steps):
             scale = self._scale(number)
             if len(group.members) > 1:
-                room = partial(self._room, sender)
-                if collectives is not None and collectives.covers(group, wire):
+                available_rate = partial(self._available_rate, sender)
+                if collectives is not None and collectives.supports(group, wire):
                     end = collectives.run(values(True), group, wire, scale)
                 else:
-                    ahead = told if number == 0 else None
-                    paced = (peers, wire, chunking, scale, room, ahead)
-                    end = ShardedAllReduce(values(False), group, self.rank, *paced).run()
+                    notified_ahead = notified if number == 0 else None
+                    round_options = (peers, wire, chunking, scale, available_rate, notified_ahead)
+                    end = ShardedAllReduce(values(False), group, self.rank, *round_options).run()
             elif scale != 1.0:
                 values(None).mul_(scale)
         return end
 
-    def _room(self, sender: Sender) -> tuple[float, float]:
-        """Leave bandwidth for the last pipeline messages, for which other devices wait."""
+    def _available_rate(self, sender: Sender) -> tuple[float, float]:
+        """Bytes per second for averaging, and until when: the last pipeline messages go first."""
         size, until_s = sender.in_flight(self.upload_bytes_per_s)
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)

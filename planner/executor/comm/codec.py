@@ -18,7 +18,7 @@ from planner.training_plan.choices import Codec
 
 BLOCK = 1024
 LARGEST_FP16 = 65504.0
-SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """16-bit formats, rounded value by value."""
 LEVELS = {"int8": 127, "int4": 7}
 """Levels on either side of 0."""
@@ -34,7 +34,7 @@ class WireFormat(enum.StrEnum):
     INT4 = "int4"
 
     @classmethod
-    def of(cls, codec: Codec, gradients: Dtype) -> WireFormat:
+    def from_codec(cls, codec: Codec, gradients: Dtype) -> WireFormat:
         """From a plan: its codec, or else the gradients' format."""
         return cls(codec.value) if codec is not Codec.NONE else cls(gradients.value)
 
@@ -42,8 +42,8 @@ class WireFormat(enum.StrEnum):
 def message_length(values: int, wire: WireFormat) -> int:
     """Bytes of a message with so many values."""
     if wire in LEVELS:
-        return (values if wire is WireFormat.INT8 else -(-values // 2)) + _head(values)
-    return (2 if wire in SHORT else 4) * values
+        return (values if wire is WireFormat.INT8 else -(-values // 2)) + _scale_bytes(values)
+    return (2 if wire in HALF_PRECISION else 4) * values
 
 
 def encode(vector: Tensor, wire: WireFormat) -> Tensor:
@@ -56,13 +56,13 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     """
     if wire is WireFormat.FP32:
         return vector.contiguous().view(torch.uint8)
-    if wire in SHORT:
-        held = vector
+    if wire in HALF_PRECISION:
+        clamped = vector
         if wire is WireFormat.FP16:
             # beyond its largest number fp16 is infinite, and sums become NaN
-            held = vector.clamp(-LARGEST_FP16, LARGEST_FP16)
-            held = torch.where(vector.isinf(), vector, held)
-        return held.to(SHORT[wire]).view(torch.uint8)
+            clamped = vector.clamp(-LARGEST_FP16, LARGEST_FP16)
+            clamped = torch.where(vector.isinf(), vector, clamped)
+        return clamped.to(HALF_PRECISION[wire]).view(torch.uint8)
     blocks = _blocks(vector)
     largest = blocks.abs().amax(dim=1)
     # CUDA multiplies by the reciprocal of a scalar: divided by a tensor, the bits are a CPU's
@@ -71,7 +71,7 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     rounded = (blocks / steps[:, None]).round_().to(torch.int8)
     levels = rounded.reshape(-1)[: len(vector)].view(torch.uint8)
     return torch.cat(
-        [scale.view(torch.uint8), _paired(levels) if wire is WireFormat.INT4 else levels]
+        [scale.view(torch.uint8), _pack_int4(levels) if wire is WireFormat.INT4 else levels]
     )
 
 
@@ -85,30 +85,32 @@ def decode(message: Tensor, values: int, wire: WireFormat) -> Tensor:
     """
     if wire is WireFormat.FP32:
         return message.view(torch.float32)
-    if wire in SHORT:
-        return message.view(SHORT[wire]).to(torch.float32)
-    head = _head(values)
-    scale = message[:head].clone().view(torch.float32)
-    rest = message[head:]
-    levels = (_apart(rest, values) if wire is WireFormat.INT4 else rest.view(torch.int8)).float()
+    if wire in HALF_PRECISION:
+        return message.view(HALF_PRECISION[wire]).to(torch.float32)
+    scale_bytes = _scale_bytes(values)
+    scale = message[:scale_bytes].clone().view(torch.float32)
+    payload = message[scale_bytes:]
+    levels = (
+        _unpack_int4(payload, values) if wire is WireFormat.INT4 else payload.view(torch.int8)
+    ).float()
     return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
 
 
-def _head(values: int) -> int:
+def _scale_bytes(values: int) -> int:
     """Bytes of the scales."""
     return 4 * -(-values // BLOCK)
 
 
-def _paired(levels: Tensor) -> Tensor:
+def _pack_int4(levels: Tensor) -> Tensor:
     """Pack two levels per byte, the first in the lower half."""
     even = torch.nn.functional.pad(levels, (0, len(levels) % 2)) & 15
     return even[::2] | even[1::2] << 4
 
 
-def _apart(pairs: Tensor, values: int) -> Tensor:
-    """Inverse of `_paired`, as signed numbers."""
+def _unpack_int4(packed: Tensor, values: int) -> Tensor:
+    """Inverse of `_pack_int4`, as signed numbers."""
     # shift to the upper half and back to extend the sign
-    low, high = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
+    low, high = (packed << 4).view(torch.int8) >> 4, packed.view(torch.int8) >> 4
     return torch.stack([low, high], dim=1).reshape(-1)[:values]
 
 

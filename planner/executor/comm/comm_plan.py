@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from planner.executor.comm.averaging import StageAverager
-from planner.executor.comm.chunking import chunking_of
-from planner.executor.comm.clipping import NormClipper
+from planner.executor.comm.chunking import choose_chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, duplex_of
+from planner.executor.comm.connections import ChannelKind, duplex_keys
+from planner.executor.comm.gradient_norm import GradientNorm
 from planner.executor.comm.time_scale import TimeScale
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
@@ -35,11 +35,11 @@ class CommPlan:
     ----------
     averaging
         Its groups; in two-frequency averaging, those of every H-th step.
-    within
+    within_region
         In two-frequency averaging, its group in every step; otherwise without rounds.
     tied
         Its groups for a tied matrix, after `averaging`; without rounds if it takes no part.
-    norm
+    gradient_norm
         Its part in the global norm; None where none is needed, or if it takes no part.
     """
 
@@ -53,20 +53,20 @@ class CommPlan:
     ) -> None:
         self._plan, self._rank, self._time_scale = plan, rank, time_scale or TimeScale()
         self._pipeline_peers, self._loss_ranks = set(pipeline_peers), set(loss_ranks)
-        self.averaging = averaging_of(plan, rank, time_scale)
-        self.within = averaging_of(plan, rank, time_scale, every_step=True)
-        self.tied = tied_of(plan, rank, time_scale)
-        takes_part = plan.needs_norm and rank in plan.stage_of
-        self.norm = NormClipper(plan, rank) if takes_part else None
+        self.averaging = stage_averager(plan, rank, time_scale)
+        self.within_region = stage_averager(plan, rank, time_scale, every_step=True)
+        self.tied = tied_averager(plan, rank, time_scale)
+        has_norm = plan.needs_norm and rank in plan.stage_of
+        self.gradient_norm = GradientNorm(plan, rank) if has_norm else None
 
     @property
     def connections(self) -> set[tuple[ChannelKind, int]]:
         """Kind and peer of each connection of this rank."""
-        wanted = duplex_of(ChannelKind.PIPELINE, self._pipeline_peers)
-        averages = self.averaging.peers | self.within.peers | self.tied.peers
-        wanted |= duplex_of(ChannelKind.AVERAGING, averages)
-        if self.norm is not None:
-            wanted |= {(ChannelKind.NORM, d) for d in self.norm.peers}
+        wanted = duplex_keys(ChannelKind.PIPELINE, self._pipeline_peers)
+        averages = self.averaging.peers | self.within_region.peers | self.tied.peers
+        wanted |= duplex_keys(ChannelKind.AVERAGING, averages)
+        if self.gradient_norm is not None:
+            wanted |= {(ChannelKind.NORM, d) for d in self.gradient_norm.peers}
         if self._rank == 0:
             wanted |= {(ChannelKind.LOSSES, d) for d in self._loss_ranks - {0}}
         elif self._rank in self._loss_ranks:
@@ -101,43 +101,51 @@ class CommPlan:
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
 
-def averaging_of(
+def stage_averager(
     plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None, *, every_step: bool = False
 ) -> StageAverager:
     """A rank's part in averaging."""
     stage = plan.averaged_stage(rank)
-    inner = within(plan.averaging[stage])
-    asked = inner if every_step else plan.averaging[stage][len(inner) :]
-    return _averaging(plan, rank, time_scale, stage, asked)
+    inner_rounds = within(plan.averaging[stage])
+    rounds = inner_rounds if every_step else plan.averaging[stage][len(inner_rounds) :]
+    return _stage_averager(plan, rank, time_scale, stage, rounds)
 
 
-def tied_of(plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None) -> StageAverager:
+def tied_averager(
+    plan: TrainingPlan, rank: int, time_scale: TimeScale | None = None
+) -> StageAverager:
     """A rank's part in averaging a matrix shared by embedding and head."""
     entry = len(plan.stage_layers)
-    asked = plan.averaging[entry] if plan.averages_tied else ()
-    return _averaging(plan, rank, time_scale, entry, asked)
+    rounds = plan.averaging[entry] if plan.averages_tied else ()
+    return _stage_averager(plan, rank, time_scale, entry, rounds)
 
 
-def _averaging(
-    plan: TrainingPlan, rank: int, time_scale: TimeScale | None, entry: int, asked: StageAveraging
+def _stage_averager(
+    plan: TrainingPlan,
+    rank: int,
+    time_scale: TimeScale | None,
+    entry: int,
+    planned_rounds: StageAveraging,
 ) -> StageAverager:
     """Rounds of an entry of the plan's averaging in which a rank takes part."""
     scale = time_scale or TimeScale()
     # with hierarchical averaging a rank may skip some rounds
-    rounds = [g for groups in asked for g in groups if rank in g.members]
+    rounds = [group for groups in planned_rounds for group in groups if rank in group.members]
     if not rounds:
         return StageAverager(rank, (), (), (), 1, 0.0)
     gradient = plan.vector_bytes()[entry]
     # with simulated compute all ranks share the processors of one machine
-    crowd = 1.0 if time_scale is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
+    ranks_per_core = (
+        1.0 if time_scale is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
+    )
     chunkings = [
-        chunking_of(
+        choose_chunking(
             group,
             gradient * group.codec(plan.codec).wire_ratio / scale.shrink,
             plan.cluster,
             speed=scale.speed,
             shrink=scale.shrink,
-            crowd=crowd,
+            ranks_per_core=ranks_per_core,
         )
         for group in rounds
     ]
@@ -145,13 +153,13 @@ def _averaging(
     upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
     # a simulated vector has the plan's bytes
     gradients = plan.workload.precision.gradients if time_scale is None else Dtype.FP32
-    wires = [WireFormat.of(group.codec(plan.codec), gradients) for group in rounds]
-    way_s = plan.cluster.network.latency_s[rank] / scale.speed
-    ahead_s = {
-        d: float(way_s[d]) - chunking.spare_s
+    wires = [WireFormat.from_codec(group.codec(plan.codec), gradients) for group in rounds]
+    latency_s = plan.cluster.network.latency_s[rank] / scale.speed
+    notify_ahead_s = {
+        d: float(latency_s[d]) - chunking.slack_s
         for group, chunking in zip(rounds[:1], chunkings, strict=False)
         for d in group.members
-        if d != rank and chunking.spare_s is not None
+        if d != rank and chunking.slack_s is not None
     }
-    ahead_s = {d: seconds for d, seconds in ahead_s.items() if seconds > 0}
-    return StageAverager(rank, rounds, chunkings, wires, devices, float(upload), ahead_s)
+    notify_ahead_s = {d: seconds for d, seconds in notify_ahead_s.items() if seconds > 0}
+    return StageAverager(rank, rounds, chunkings, wires, devices, float(upload), notify_ahead_s)

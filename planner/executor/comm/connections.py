@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-OUTPUT_QUEUE = 0x5411
+SIOCOUTQ = 0x5411
 """ioctl SIOCOUTQ of Linux."""
 
 
@@ -36,13 +36,13 @@ class ChannelKind(enum.IntEnum):
     NORM = 5
     PROBE = 6
     STATE = 7
-    PIPELINE_BACK = 8
-    AVERAGING_BACK = 9
+    PIPELINE_REVERSE = 8
+    AVERAGING_REVERSE = 9
 
 
-BACK = {
-    ChannelKind.PIPELINE: ChannelKind.PIPELINE_BACK,
-    ChannelKind.AVERAGING: ChannelKind.AVERAGING_BACK,
+REVERSE = {
+    ChannelKind.PIPELINE: ChannelKind.PIPELINE_REVERSE,
+    ChannelKind.AVERAGING: ChannelKind.AVERAGING_REVERSE,
 }
 """Kind of the opposite direction, for a channel from the lower rank to the higher."""
 
@@ -64,27 +64,27 @@ class DuplexChannels(NamedTuple):
 
     Attributes
     ----------
-    to, of
+    outgoing, incoming
         By rank, the connection for sending and the one for receiving.
     """
 
-    to: dict[int, Connection]
-    of: dict[int, Connection]
+    outgoing: dict[int, Connection]
+    incoming: dict[int, Connection]
 
 
-def duplex_of(purpose: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
+def duplex_keys(kind: ChannelKind, others: Iterable[int]) -> set[tuple[ChannelKind, int]]:
     """Connections needed for channels in both directions."""
-    return {(kind, other) for other in others for kind in (purpose, BACK[purpose])}
+    return {(key, other) for other in others for key in (kind, REVERSE[kind])}
 
 
-def channels_of(connections: Connections, purpose: ChannelKind, rank: int) -> DuplexChannels:
+def duplex_channels(connections: Connections, kind: ChannelKind, rank: int) -> DuplexChannels:
     """The channels among open connections."""
-    to, of = DuplexChannels({}, {})
-    for (kind, other), connection in connections.items():
-        if kind in (purpose, BACK[purpose]):
-            leaves = (kind is purpose) is (rank < other)
-            (to if leaves else of)[other] = connection
-    return DuplexChannels(to, of)
+    channels = DuplexChannels({}, {})
+    for (key, other), connection in connections.items():
+        if key in (kind, REVERSE[kind]):
+            is_outgoing = (key is kind) is (rank < other)
+            (channels.outgoing if is_outgoing else channels.incoming)[other] = connection
+    return channels
 
 
 class ConnectionLost(RuntimeError):
@@ -113,12 +113,12 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
             count_sent(connection, len(part))
     except OSError as error:
         raise ConnectionReset(
-            f"{named(connection)} is gone ({error})", device_of(connection)
+            f"{describe_peer(connection)} is gone ({error})", peer_name(connection)
         ) from None
 
 
 def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
-    """Send what the connection takes without blocking."""
+    """Send as many bytes as fit into the buffer; returns the parts that remain."""
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
         count_sent(connection, sent)
@@ -126,7 +126,7 @@ def send_nowait(connection: socket.socket, *parts: memoryview) -> list[memoryvie
         sent = 0
     except OSError as error:
         raise ConnectionReset(
-            f"{named(connection)} is gone ({error})", device_of(connection)
+            f"{describe_peer(connection)} is gone ({error})", peer_name(connection)
         ) from None
     left = []
     for part in parts:
@@ -144,12 +144,12 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
                 raise ConnectionReset(
-                    f"{named(connection)} closed its connection", device_of(connection)
+                    f"{describe_peer(connection)} closed its connection", peer_name(connection)
                 )
             view = view[size:]
     except OSError as error:
         raise ConnectionReset(
-            f"{named(connection)} is gone ({error})", device_of(connection)
+            f"{describe_peer(connection)} is gone ({error})", peer_name(connection)
         ) from None
 
 
@@ -162,8 +162,8 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
         return 0
     import fcntl
 
-    waiting: bytes = fcntl.ioctl(connection.fileno(), OUTPUT_QUEUE, bytes(4))
-    return int.from_bytes(waiting, sys.byteorder)
+    queued: bytes = fcntl.ioctl(connection.fileno(), SIOCOUTQ, bytes(4))
+    return int.from_bytes(queued, sys.byteorder)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -178,12 +178,12 @@ def count_sent(connection: socket.socket, size: int) -> None:
         connection.sent_bytes += size
 
 
-def device_of(connection: socket.socket) -> str:
+def peer_name(connection: socket.socket) -> str:
     """Name of the device at the other end; empty if unknown."""
     return getattr(connection, "name", Connection.name)
 
 
-def named(connection: socket.socket) -> str:
+def describe_peer(connection: socket.socket) -> str:
     """The peer, for a message."""
-    name = device_of(connection)
+    name = peer_name(connection)
     return f"device {name!r}" if name else "another rank"

@@ -1,4 +1,4 @@
-"""Host or GPU where a rank computes: transfers between both, and when operations end.
+"""Device on which a rank computes, host or GPU: transfers, events and times of operations.
 
 On a GPU only the consumer of a result waits for its operation: messages enter and leave by copies
 on separate streams, to and from pinned memory, while the next operation computes. The host is one
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Mark = Any
-"""A point in the work of the device, possibly still to come."""
+Event = Any
+"""A point in the work of the device, which it may not have reached; a CUDA event or a time."""
 
 
 class DeviceBackend(Protocol):
@@ -38,14 +38,14 @@ class DeviceBackend(Protocol):
     def to_device(self, message: Tensor) -> Tensor:
         """Make a message in host memory available to later operations."""
 
-    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Copy the result of the operations so far to host memory."""
 
-    def mark(self) -> Mark:
-        """A mark behind all operations issued so far."""
+    def record_event(self) -> Event:
+        """Record an event after all operations issued so far."""
 
-    def wait_time_s(self, mark: Mark) -> float:
-        """Wait for a mark of this step; returns its time on the monotonic clock."""
+    def wait_for_event(self, event: Event) -> float:
+        """Wait for an event of this step; returns its time on the monotonic clock."""
 
 
 class HostBackend:
@@ -64,17 +64,17 @@ class HostBackend:
         """Return the same memory."""
         return message
 
-    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Return the same memory, made contiguous."""
-        return lambda: made.detach().contiguous()
+        return lambda: tensor.detach().contiguous()
 
-    def mark(self) -> float:
+    def record_event(self) -> float:
         """The current time."""
         return time.monotonic()
 
-    def wait_time_s(self, mark: Mark) -> float:
-        """The time of the mark."""
-        return float(mark)
+    def wait_for_event(self, event: Event) -> float:
+        """The time of the event."""
+        return float(event)
 
 
 HOST: DeviceBackend = HostBackend()
@@ -86,7 +86,7 @@ class GpuStreams(Protocol):
     def stream(self) -> Any:
         """Create a stream."""
 
-    def computing(self) -> Any:
+    def compute_stream(self) -> Any:
         """The stream on which operations are issued."""
 
     def wait(self, stream: Any, other: Any) -> None:
@@ -101,13 +101,13 @@ class GpuStreams(Protocol):
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor is in pinned memory."""
 
-    def copied_in(self, message: Tensor, stream: Any) -> Tensor:
+    def copy_to_device(self, message: Tensor, stream: Any) -> Tensor:
         """Copy pinned memory to GPU memory on a stream."""
 
-    def copy_out(self, there: Tensor, made: Tensor, stream: Any) -> None:
+    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: Any) -> None:
         """Copy to pinned memory on a stream."""
 
-    def used(self, tensor: Tensor, stream: Any) -> None:
+    def record_stream(self, tensor: Tensor, stream: Any) -> None:
         """Record that another stream uses a tensor."""
 
 
@@ -118,14 +118,14 @@ class GpuBackend:
 
     def __init__(self, gpu: GpuStreams) -> None:
         self._gpu = gpu
-        self._out, self._into = gpu.stream(), gpu.stream()
+        self._d2h_stream, self._h2d_stream = gpu.stream(), gpu.stream()
         self.begin()
 
     def begin(self) -> None:
         """Start counting a step's time: a GPU's event times have few digits."""
-        self._zero = self.mark()
-        self._zero.synchronize()
-        self._zero_s = time.monotonic()
+        self._start_event = self.record_event()
+        self._start_event.synchronize()
+        self._start_s = time.monotonic()
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pinned memory from an allocator that keeps it while a copy reads it."""
@@ -133,40 +133,40 @@ class GpuBackend:
 
     def to_device(self, message: Tensor) -> Tensor:
         """See `DeviceBackend`; earlier operations do not delay it."""
-        gpu, computing = self._gpu, self._gpu.computing()
+        gpu, compute_stream = self._gpu, self._gpu.compute_stream()
         if not gpu.is_pinned(message):
             message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
-        copied = gpu.copied_in(message, self._into)
-        gpu.wait(computing, self._into)
-        gpu.used(copied, computing)
-        return copied
+        done = gpu.copy_to_device(message, self._h2d_stream)
+        gpu.wait(compute_stream, self._h2d_stream)
+        gpu.record_stream(done, compute_stream)
+        return done
 
-    def to_host(self, made: Tensor) -> Callable[[], Tensor]:
+    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """See `DeviceBackend`; later operations do not delay it."""
-        made = made.detach().contiguous()
-        there = self.host_buffer(tuple(made.shape), made.dtype)
-        self._gpu.wait(self._out, self._gpu.computing())
-        self._gpu.copy_out(there, made, self._out)
+        tensor = tensor.detach().contiguous()
+        host_tensor = self.host_buffer(tuple(tensor.shape), tensor.dtype)
+        self._gpu.wait(self._d2h_stream, self._gpu.compute_stream())
+        self._gpu.copy_to_host(host_tensor, tensor, self._d2h_stream)
         # free it then, although sending takes longer
-        self._gpu.used(made, self._out)
-        copied = self._gpu.event(self._out, timing=False)
+        self._gpu.record_stream(tensor, self._d2h_stream)
+        done = self._gpu.event(self._d2h_stream, timing=False)
 
         def ready() -> Tensor:
-            copied.synchronize()
-            return there
+            done.synchronize()
+            return host_tensor
 
         return ready
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         """An event behind all operations."""
-        return self._gpu.event(self._gpu.computing(), timing=True)
+        return self._gpu.event(self._gpu.compute_stream(), timing=True)
 
-    def wait_time_s(self, mark: Mark) -> float:
+    def wait_for_event(self, event: Event) -> float:
         """See `DeviceBackend`."""
-        mark.synchronize()
+        event.synchronize()
         # the event precedes the start of the step slightly
-        time_s = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
-        return min(time_s, time.monotonic())
+        event_s = self._start_s + float(self._start_event.elapsed_time(event)) / 1e3
+        return min(event_s, time.monotonic())
 
 
 class CudaEvent:
@@ -202,7 +202,7 @@ class CudaStreams:
         """See `GpuStreams`."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def computing(self) -> torch.cuda.Stream:
+    def compute_stream(self) -> torch.cuda.Stream:
         """The thread's current stream of this GPU."""
         return torch.cuda.current_stream(self._device)
 
@@ -227,21 +227,21 @@ class CudaStreams:
         """See `GpuStreams`."""
         return tensor.is_pinned()
 
-    def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
+    def copy_to_device(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """See `GpuStreams`."""
         with torch.cuda.stream(stream):
             return message.to(self._device, non_blocking=True)
 
-    def copy_out(self, there: Tensor, made: Tensor, stream: torch.cuda.Stream) -> None:
+    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """See `GpuStreams`."""
         with torch.cuda.stream(stream):
-            there.copy_(made, non_blocking=True)
+            host_tensor.copy_(tensor, non_blocking=True)
 
-    def used(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+    def record_stream(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """See `GpuStreams`; the memory is not reused before that stream is done with it."""
         tensor.record_stream(stream)
 
 
-def backend_of(device: torch.device) -> DeviceBackend:
+def make_backend(device: torch.device) -> DeviceBackend:
     """The backend of a device."""
     return GpuBackend(CudaStreams(device)) if device.type == "cuda" else HOST

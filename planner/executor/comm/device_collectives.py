@@ -1,6 +1,7 @@
 """Averaging within a machine by collectives of a library (NCCL), from GPU to GPU.
 
-Each averaging group whose members have a GPU each on one machine gets a process group. A rank runs
+Each group that averages gradients, and whose members have a GPU each on one machine, gets a process
+group. A rank runs
 its collectives one after the other, in the plan's order, so that they cannot wait for each other in
 a circle. All other groups average through host memory (`sharded_allreduce`).
 """
@@ -28,12 +29,13 @@ from torch.distributed.distributed_c10d import (
 from planner.executor.comm.codec import LEVELS, WireFormat
 from planner.executor.comm.connections import ConnectionLost
 from planner.executor.comm.device_backend import DeviceBackend
-from planner.executor.comm.device_identity import gpu_of, machine, network
-from planner.executor.comm.group_roles import ranges_of
+from planner.executor.comm.device_identity import gpu_identity, machine_id, network_namespace_id
+from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
-from planner.executor.rendezvous.process_group import TIMEOUT, WATCHED, ProcessGroup
-from planner.training_plan.averaging_group import AveragingGroup
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
+from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
+from planner.utils.refusal import Refusal
 
 LOCAL = "127.0.0.1"
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
@@ -72,7 +74,7 @@ class DeviceCollectives:
         self._groups, self._backend = groups, backend
         self._name, self._library = name, library
 
-    def covers(self, group: AveragingGroup, wire: WireFormat) -> bool:
+    def supports(self, group: AveragingGroup, wire: WireFormat) -> bool:
         """Whether a group averages by collectives; libraries cannot add int8 and int4."""
         return group.members in self._groups and is_uniform(group) and wire not in LEVELS
 
@@ -88,7 +90,7 @@ class DeviceCollectives:
         scale
             Factor on sums.
         """
-        handle, ranges = self._groups[group.members], ranges_of(group, len(vector))
+        handle, ranges = self._groups[group.members], member_ranges(group, len(vector))
         whole = vector[ranges[0][0] : ranges[-1][1]]
         sent = whole.to(torch.bfloat16) if wire is WireFormat.BF16 else whole
         parts = torch.split(sent, [stop - start for start, stop in ranges])
@@ -107,7 +109,7 @@ class DeviceCollectives:
                 whole.copy_(sent)
             if scale != 1.0:
                 whole *= scale
-            return self._backend.wait_time_s(self._backend.mark())
+            return self._backend.wait_for_event(self._backend.record_event())
 
     @contextmanager
     def _named_errors(self, group: AveragingGroup) -> Iterator[None]:
@@ -131,30 +133,35 @@ def is_uniform(group: AveragingGroup) -> bool:
 def open_collectives(
     library: Library,
     plan: TrainingPlan,
-    ranks: ProcessGroup,
+    ranks: RankGroup,
     device: torch.device,
     backend: DeviceBackend,
     store: Store,
 ) -> DeviceCollectives:
     """Create the process groups of this rank; a collective call."""
     if library is Library.NCCL and not is_nccl_available():
-        raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
+        raise Refusal("--direct nccl: this PyTorch is built without NCCL; leave it out")
     location = json.dumps(gpu_location(library, ranks.rank, device))
     locations = [json.loads(text) for text in ranks.all_gather("collectives/location", location)]
-    rounds = [groups for entry in plan.averaging for groups in entry]
+    # pseudo-gradients are averaged in host memory
+    rounds = [
+        groups
+        for entry in plan.averaging
+        for groups in (within(entry) if plan.sync.local_steps else entry)
+    ]
     members_of = {
         group.members: None
         for groups in rounds
         for group in groups
         if is_uniform(group) and share_machine([locations[member] for member in group.members])
     }
-    if not members_of:
-        raise ValueError(
+    if rounds and not members_of:
+        raise Refusal(
             f"--direct {library}: no averaging group has a GPU of one machine for each member, so "
             "that nothing could go from GPU to GPU; leave it out"
         )
     # ranks may reach their first collective at very different times
-    store.set_timeout(WATCHED)
+    store.set_timeout(LONG_TIMEOUT)
     groups: dict[tuple[int, ...], Any] = {}
     # in the same order on all ranks, so that connecting cannot deadlock
     for number, members in enumerate(members_of):
@@ -180,17 +187,17 @@ def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str
         The same for all ranks on the GPU; None without a GPU.
     """
     # ranks in separate network namespaces cannot reach each other
-    here = f"{machine()} {network()}"
+    here = f"{machine_id()} {network_namespace_id()}"
     if library is Library.GLOO:
         return here, str(rank)
-    return (here, gpu_of(device)[1]) if device.type == "cuda" else None
+    return (here, gpu_identity(device)[1]) if device.type == "cuda" else None
 
 
 def share_machine(locations: list[list[str] | None]) -> bool:
     """Whether ranks have a GPU each, all on one machine."""
     known = [tuple(location) for location in locations if location is not None]
     apart = len(set(known)) == len(locations)
-    return apart and len({machine for machine, _ in known}) == 1
+    return apart and len({machine_id for machine_id, _ in known}) == 1
 
 
 def _process_group(library: Library, store: Store, rank: int, size: int) -> Any:

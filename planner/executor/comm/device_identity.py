@@ -14,21 +14,21 @@ NETWORK = Path("/proc/self/ns/net")
 """On Linux, identifies the network namespace."""
 
 
-def machine() -> str:
+def machine_id() -> str:
     """An identifier shared by exactly the ranks of this machine."""
     with suppress(OSError):
         return BOOT.read_text().strip()
     return platform.node()
 
 
-def network() -> str:
+def network_namespace_id() -> str:
     """An identifier shared by the ranks that have this one's network interfaces."""
     with suppress(OSError):
         return str(NETWORK.readlink())
     return ""
 
 
-def gpu_of(device: torch.device) -> tuple[str, str]:
+def gpu_identity(device: torch.device) -> tuple[str, str]:
     """Model name of a GPU, and a unique identifier.
 
     Returns
@@ -36,5 +36,5 @@ def gpu_of(device: torch.device) -> tuple[str, str]:
     tuple[str, str]
         The same for all ranks on the GPU.
     """
-    on = torch.cuda.get_device_properties(device)
-    return on.name, f"{machine()} {getattr(on, 'uuid', device.index)}"
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, f"{machine_id()} {getattr(properties, 'uuid', device.index)}"

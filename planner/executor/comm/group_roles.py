@@ -1,4 +1,4 @@
-"""Roles of a member in a round: who sends to it, to whom it sends, which elements."""
+"""Roles of the members of a round, and the elements that each of them reduces."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class GroupRoles(NamedTuple):
 
     Attributes
     ----------
-    givers
+    contributors
         Other members that contribute to its share, in order of summation.
-    takers
+    receivers
         Other members that receive the sum of its share.
     reducers
         Other members whose sums it receives.
-    gives
+    contributes
         Whether it contributes to the shares of others.
     """
 
     me: int
     others: list[int]
-    givers: list[int]
-    takers: list[int]
+    contributors: list[int]
+    receivers: list[int]
     reducers: list[int]
-    gives: bool
+    contributes: bool
 
     @classmethod
-    def of(cls, group: AveragingGroup, rank: int) -> GroupRoles:
+    def from_group(cls, group: AveragingGroup, rank: int) -> GroupRoles:
         """Roles of a rank in its group."""
         n, me = len(group.members), group.members.index(rank)
         # start with the next member, so that not all send to the same one first
@@ -48,7 +48,7 @@ class GroupRoles(NamedTuple):
         )
 
 
-def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
+def member_ranges(group: AveragingGroup, length: int) -> list[Range]:
     """Elements of a vector that each member reduces, or holds."""
     if group.phase is Phase.ALL:
         return share_ranges(length, group.shares)

@@ -20,7 +20,7 @@ class LossSender:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def tell(self, step: int, loss: float) -> None:
+    def report(self, step: int, loss: float) -> None:
         """Send a loss; 16 bytes never block."""
         send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
 
@@ -32,16 +32,18 @@ class LossCollector:
     ----------
     connections
         To the other ranks that have losses.
-    own
+    has_own
         Whether rank 0 has losses too.
     steps
         Steps whose losses are expected from each.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: range) -> None:
-        self._ranks = sorted({*connections, *([0] if own else [])})
+    def __init__(
+        self, connections: Mapping[int, socket.socket], has_own: bool, steps: range
+    ) -> None:
+        self._ranks = sorted({*connections, *([0] if has_own else [])})
         self.steps = steps
-        self._found: dict[int, dict[int, float]] = {step: {} for step in steps}
+        self._by_step: dict[int, dict[int, float]] = {step: {} for step in steps}
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._listen, args=(r, c, len(steps)), daemon=True)
@@ -50,23 +52,23 @@ class LossCollector:
         for thread in self._threads:
             thread.start()
 
-    def tell(self, step: int, loss: float, rank: int = 0) -> None:
+    def report(self, step: int, loss: float, rank: int = 0) -> None:
         """Record a loss."""
         with self._lock:
-            self._found[step][rank] = loss
+            self._by_step[step][rank] = loss
 
-    def of(self, step: int) -> float | None:
+    def loss(self, step: int) -> float | None:
         """The total loss of a step; None if parts are missing."""
         with self._lock:
-            by_rank = dict(self._found[step])
+            by_rank = dict(self._by_step[step])
         if not self._ranks or len(by_rank) < len(self._ranks):
             return None
         return sum(by_rank[r] for r in self._ranks)
 
-    def newest(self, step: int) -> int | None:
+    def latest_known_step(self, step: int) -> int | None:
         """The last step up to this one whose loss is known."""
         known = range(step, self.steps.start - 1, -1)
-        return next((t for t in known if self.of(t) is not None), None)
+        return next((t for t in known if self.loss(t) is not None), None)
 
     def wait(self) -> None:
         """Wait until all are known, or their senders are lost."""
@@ -80,4 +82,4 @@ class LossCollector:
             for _ in range(steps):
                 receive_into(connection, message)
                 step, loss = MESSAGE.unpack(message)
-                self.tell(step, loss, rank)
+                self.report(step, loss, rank)

@@ -1,8 +1,8 @@
-"""P2P messages of the pipeline, sent when handed over and timed when they arrive.
+"""P2P messages of the pipeline: queued by the sender, timestamped when they arrive.
 
 One thread per peer and direction: neither end waits for the other, and the time of arrival is not
-that of the request. Early messages wait in the receiver's memory, up to `EARLY_BYTES` (beyond that,
-only those that the next operation needs); then senders block.
+that of the request. Early messages wait in the receiver's memory, up to `MAX_EARLY_BYTES`; beyond
+that, only those that the next operation needs are read, and senders block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
-EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
+MAX_EARLY_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
 
 Job = Callable[[], None]
 
@@ -34,16 +34,16 @@ class WorkerThread(threading.Thread):
     ----------
     name
         Name of the thread.
-    failure
+    error_latch
         Receives the error of a job; all threads that share it then stop.
     """
 
-    def __init__(self, name: str, failure: ErrorLatch) -> None:
+    def __init__(self, name: str, error_latch: ErrorLatch) -> None:
         super().__init__(name=name, daemon=True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._failure = failure
+        self._error_latch = error_latch
         # after an error no job will run
-        failure.on_failure(lambda: self._jobs.put(None))
+        error_latch.on_failure(lambda: self._jobs.put(None))
         self.start()
 
     def submit(self, job: Job) -> None:
@@ -68,7 +68,7 @@ class WorkerThread(threading.Thread):
         try:
             job()
         except Exception as error:
-            self._failure(error)
+            self._error_latch.fail(error)
             return False
         return True
 
@@ -89,7 +89,7 @@ class Sender:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        failure: ErrorLatch,
+        error_latch: ErrorLatch,
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
         backend: DeviceBackend = HOST,
@@ -97,39 +97,39 @@ class Sender:
         self._backend = backend
         self._connections, self._rates = connections, rates
         self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
-        self._leaves_s = dict.fromkeys(connections, 0.0)
-        self._given = dict.fromkeys(connections, 0)
-        self._taken = dict.fromkeys(connections, 0)
-        self._lanes = {d: WorkerThread(f"to {d}", failure) for d in connections}
+        self._expected_sent_s = dict.fromkeys(connections, 0.0)
+        self._queued_bytes = dict.fromkeys(connections, 0)
+        self._sent_bytes = dict.fromkeys(connections, 0)
+        self._threads = {d: WorkerThread(f"to {d}", error_latch) for d in connections}
 
     def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
-        """Hand a message over; returns at once."""
+        """Queue a message after the operations that compute it; returns at once."""
         connection = self._connections[destination]
-        self._given[destination] += tensor.nbytes
+        self._queued_bytes[destination] += tensor.nbytes
         ready = self._backend.to_host(tensor)
 
         def job() -> None:
             values = as_bytes(ready())
             send_all(connection, memoryview(header))
-            for start in range(0, len(values), PIECE_BYTES):
-                piece = values[start : start + PIECE_BYTES]
-                send_all(connection, piece)
-                self._taken[destination] += len(piece)
+            for start in range(0, len(values), CHUNK_BYTES):
+                chunk = values[start : start + CHUNK_BYTES]
+                send_all(connection, chunk)
+                self._sent_bytes[destination] += len(chunk)
 
-        self._lanes[destination].submit(job)
+        self._threads[destination].submit(job)
 
-    def made(self, destination: int, size: int, end_s: float) -> None:
-        """A message that was handed over has been computed."""
-        begin = max(end_s, self._leaves_s[destination])
-        self._leaves_s[destination] = begin + size / self._rates[destination]
+    def mark_computed(self, destination: int, size: int, end_s: float) -> None:
+        """Record when a queued message was computed, for `in_flight`."""
+        begin = max(end_s, self._expected_sent_s[destination])
+        self._expected_sent_s[destination] = begin + size / self._rates[destination]
 
-    def tell(self, destination: int, note: bytes) -> None:
-        """Send a few bytes after all messages handed over before; returns at once."""
+    def send_header(self, destination: int, header: bytes) -> None:
+        """Queue a header without a tensor; returns at once."""
         connection = self._connections[destination]
-        self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
+        self._threads[destination].submit(lambda: send_all(connection, memoryview(header)))
 
     def in_flight(self, upload_bytes_per_s: float) -> tuple[float, float]:
-        """Data that is being sent or not known to have arrived.
+        """Estimate data that has not arrived.
 
         Returns
         -------
@@ -137,30 +137,30 @@ class Sender:
             Bytes, and the time on the monotonic clock by which they arrive at the plan's rates.
         """
         now = time.monotonic()
-        behind = {d: self._behind(d) for d in self._connections}
-        rates = {d: self._rates[d] for d, size in behind.items() if size}
+        unacknowledged = {d: self._unacknowledged(d) for d in self._connections}
+        rates = {d: self._rates[d] for d, size in unacknowledged.items() if size}
         # part of the unacknowledged data has left, and it or its acknowledgement is in flight
         share = min(1.0, upload_bytes_per_s / sum(rates.values())) if rates else 1.0
-        left = {
+        remaining = {
             d: max(
-                (self._leaves_s[d] - now) * rate,
-                behind[d] - share * rate * self._round_trips_s[d],
+                (self._expected_sent_s[d] - now) * rate,
+                unacknowledged[d] - share * rate * self._round_trips_s[d],
                 0.0,
             )
             for d, rate in rates.items()
         }
-        longest = max((size / rates[d] for d, size in left.items()), default=0.0)
-        return sum(left.values()), now + longest
+        longest = max((size / rates[d] for d, size in remaining.items()), default=0.0)
+        return sum(remaining.values()), now + longest
 
     def finish(self) -> None:
-        """Wait until everything is in the system's buffers."""
-        for lane in self._lanes.values():
-            lane.finish()
+        """Wait until all messages are in the buffers of the operating system."""
+        for thread in self._threads.values():
+            thread.finish()
 
-    def _behind(self, destination: int) -> int:
-        """Bytes handed over and not known to have arrived."""
-        waiting = self._given[destination] - self._taken[destination]
-        return waiting + unacknowledged_bytes(self._connections[destination])
+    def _unacknowledged(self, destination: int) -> int:
+        """Bytes queued or not acknowledged."""
+        queued = self._queued_bytes[destination] - self._sent_bytes[destination]
+        return queued + unacknowledged_bytes(self._connections[destination])
 
 
 @dataclass(frozen=True)
@@ -181,23 +181,23 @@ class ReceivedMessage:
 
 
 class ExpectedMessage(NamedTuple):
-    """An expected message: number of its step, and what it is."""
+    """An expected message, and the index of its step."""
 
     serial: int
     message: Message
 
 
 def expected_messages(
-    traffic: Sequence[P2PSchedule],
+    schedules: Sequence[P2PSchedule],
 ) -> dict[int, Iterator[ExpectedMessage]]:
     """By source, its messages to this rank in steps with these schedules, in order."""
 
     def messages(source: int) -> Iterator[ExpectedMessage]:
-        for serial, step in enumerate(traffic):
-            for message in step.incoming.get(source, ()):
+        for serial, schedule in enumerate(schedules):
+            for message in schedule.incoming.get(source, ()):
                 yield ExpectedMessage(serial, message)
 
-    return {source: messages(source) for step in traffic for source in step.incoming}
+    return {source: messages(source) for schedule in schedules for source in schedule.incoming}
 
 
 class Receiver:
@@ -209,7 +209,7 @@ class Receiver:
         By source, its messages in order of sending.
     buffer
         Allocates memory for a message.
-    early_bytes
+    max_early_bytes
         Limit on messages that wait for their operation.
     """
 
@@ -218,59 +218,60 @@ class Receiver:
         connections: Mapping[int, socket.socket],
         expected: Mapping[int, Iterable[ExpectedMessage]],
         buffer: Callable[[Message], Tensor],
-        failure: ErrorLatch,
-        early_bytes: int = EARLY_BYTES,
+        error_latch: ErrorLatch,
+        max_early_bytes: int = MAX_EARLY_BYTES,
     ) -> None:
-        self._buffer, self._failure, self._early = buffer, failure, early_bytes
+        self._buffer, self._error_latch = buffer, error_latch
+        self._max_early_bytes = max_early_bytes
         self._changed = threading.Condition()
         self._arrived: dict[ExpectedMessage, ReceivedMessage] = {}
-        self._held = 0
-        self._wanted: ExpectedMessage | None = None
-        failure.on_failure(self._wake)
+        self._early_bytes = 0
+        self._awaited: ExpectedMessage | None = None
+        error_latch.on_failure(self._wake)
         for source, messages in expected.items():
-            lane = WorkerThread(f"from {source}", failure)
-            lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
+            thread = WorkerThread(f"from {source}", error_latch)
+            thread.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
 
-    def has(self, serial: int, message: Message) -> bool:
+    def has_arrived(self, serial: int, message: Message) -> bool:
         """Whether a message has arrived."""
         return ExpectedMessage(serial, message) in self._arrived
 
-    def take(self, serial: int, message: Message) -> ReceivedMessage:
+    def receive(self, serial: int, message: Message) -> ReceivedMessage:
         """Wait for a message and return it."""
-        wanted = ExpectedMessage(serial, message)
+        awaited = ExpectedMessage(serial, message)
         with self._changed:
-            if wanted not in self._arrived:
-                self._wanted = wanted
+            if awaited not in self._arrived:
+                self._awaited = awaited
                 self._changed.notify_all()
-                while wanted not in self._arrived:
-                    self._failure.check()
+                while awaited not in self._arrived:
+                    self._error_latch.check()
                     self._changed.wait()
-                self._wanted = None
-            arrival = self._arrived.pop(wanted)
-            self._held -= arrival.tensor.nbytes
-            if self._held + arrival.tensor.nbytes > self._early:
+                self._awaited = None
+            received = self._arrived.pop(awaited)
+            self._early_bytes -= received.tensor.nbytes
+            if self._early_bytes + received.tensor.nbytes > self._max_early_bytes:
                 self._changed.notify_all()
-        return arrival
+        return received
 
     def _receive(self, connection: socket.socket, messages: Iterable[ExpectedMessage]) -> None:
         for expected in messages:
             tensor = self._buffer(expected.message)
-            self._wait_for_room(expected.message.source)
+            self._wait_for_space(expected.message.source)
             receive_into(connection, as_bytes(tensor))
             arrived = time.monotonic()
             with self._changed:
                 self._arrived[expected] = ReceivedMessage(expected.message, tensor, arrived)
-                self._held += tensor.nbytes
-                if self._wanted == expected:
+                self._early_bytes += tensor.nbytes
+                if self._awaited == expected:
                     self._changed.notify_all()
 
-    def _wait_for_room(self, source: int) -> None:
+    def _wait_for_space(self, source: int) -> None:
         with self._changed:
             # a required message may be queued behind others
-            while self._held > self._early and not (
-                self._wanted is not None and self._wanted.message.source == source
+            while self._early_bytes > self._max_early_bytes and not (
+                self._awaited is not None and self._awaited.message.source == source
             ):
-                self._failure.check()
+                self._error_latch.check()
                 self._changed.wait()
 
     def _wake(self) -> None:

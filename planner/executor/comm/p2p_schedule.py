@@ -1,7 +1,7 @@
 """P2P messages of an iteration, in the order known to both ends.
 
 Messages of an ordered pair leave in the order in which the sender's operations produce them, so
-they need no tag: the receiver knows from the plan which one comes next.
+they need no tag: the plan determines the order in which the receiver gets them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Message:
 
 
 class P2PSchedule:
-    """All messages of one device in a schedule.
+    """Operations and messages of one device in a schedule.
 
     Parameters
     ----------
@@ -45,39 +45,42 @@ class P2PSchedule:
 
     Attributes
     ----------
-    after
-        By operation, the message that it sends when it is done.
-    before
-        By operation, the message that it needs.
+    order
+        Operations of the device, in order.
+    sends
+        The message that an operation sends when it is done, by operation.
+    needs
+        The message that an operation needs, by operation.
     incoming
-        By source, its messages in order of sending.
+        Messages from other devices in order of sending, by source.
     """
 
     def __init__(self, schedule: Schedule, device: int, *, forward: bool = False) -> None:
-        self.after: dict[Operation, Message] = {}
-        self.before: dict[Operation, Message] = {}
+        self.device, self.order = device, schedule.order[device]
+        self.sends: dict[Operation, Message] = {}
+        self.needs: dict[Operation, Message] = {}
         self.incoming: dict[int, list[Message]] = {}
         # messages to the device, by the operation that produces them
-        made: dict[tuple[int, Operation], Message] = {}
+        by_producer: dict[tuple[int, Operation], Message] = {}
         for b in range(len(schedule.paths)):
             chain = [step for step in schedule.chain(b) if not (forward and step[0] == "B")]
-            for (kind, source), (waiting, destination) in pairwise(chain):
+            for (kind, source), (consumer, destination) in pairwise(chain):
                 if source == destination or device not in (source, destination):
                     continue
-                message = Message(waiting, b, source, destination)
+                message = Message(consumer, b, source, destination)
                 if source == device:
-                    self.after[kind, b] = message
+                    self.sends[kind, b] = message
                 else:
-                    self.before[message.operation] = message
-                    made[source, (kind, b)] = message
-        for source in sorted({source for source, _ in made}):
+                    self.needs[message.operation] = message
+                    by_producer[source, (kind, b)] = message
+        for source in sorted({source for source, _ in by_producer}):
             self.incoming[source] = [
-                made[source, operation]
+                by_producer[source, operation]
                 for operation in schedule.order[source]
-                if (source, operation) in made
+                if (source, operation) in by_producer
             ]
 
     @property
     def peers(self) -> set[int]:
         """Devices with which it exchanges messages."""
-        return {message.destination for message in self.after.values()} | set(self.incoming)
+        return {message.destination for message in self.sends.values()} | set(self.incoming)

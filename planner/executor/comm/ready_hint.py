@@ -1,4 +1,4 @@
-"""Predicts when a device will be ready to average, to send word one latency ahead."""
+"""Predicts when a device will be ready to average, to notify its peers one latency ahead."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ from collections.abc import Callable, Mapping
 
 
 class ReadyHint:
-    """Prediction from the last step of the same schedule: how long before readiness each operation
-    ended.
+    """Predicts from the last step of the same schedule: the time from each operation to readiness.
 
-    Word sent too early starts a round before its last member is ready, at the cost of other
-    messages; word sent too late delays the round.
+    An early notification starts a round before its last member is ready, at the cost of other
+    messages; a late one delays the round.
 
     Parameters
     ----------
-    ahead_s
-        By rank, how long before readiness word is sent to it.
+    notify_ahead_s
+        By rank, how long before readiness it is notified.
 
     Attributes
     ----------
-    told
-        Ranks to which word was sent in this step.
+    notified
+        Ranks that were notified in this step.
     """
 
-    def __init__(self, ahead_s: Mapping[int, float]) -> None:
-        self._ahead_s = dict(ahead_s)
-        self._left_s: dict[int, list[float]] = {}
+    def __init__(self, notify_ahead_s: Mapping[int, float]) -> None:
+        self._notify_ahead_s = dict(notify_ahead_s)
+        self._remaining_s: dict[int, list[float]] = {}
         self._schedule = 0
-        self._ends: list[float] = []
-        self.told: set[int] = set()
+        self._end_times: list[float] = []
+        self.notified: set[int] = set()
 
     def begin(self, schedule: int) -> None:
         """Start of a step."""
-        self._schedule, self._ends, self.told = schedule, [], set()
+        self._schedule, self._end_times, self.notified = schedule, [], set()
 
-    def after(self, end: float, tell: Callable[[int], None]) -> None:
+    def operation_ended(self, end: float, notify: Callable[[int], None]) -> None:
         """An operation has ended."""
-        self._ends.append(end)
-        left_s = self._left_s.get(self._schedule, ())
-        done = len(self._ends)
-        if done >= len(left_s):
-            return  # what comes next is to be ready
+        self._end_times.append(end)
+        remaining_s = self._remaining_s.get(self._schedule, ())
+        done = len(self._end_times)
+        if done >= len(remaining_s):
+            return  # the last operation: the caller notifies when the gradients are ready
         # now or after the next operation, whichever is nearer
-        soon_s = (left_s[done - 1] + left_s[done]) / 2
-        for rank, ahead_s in self._ahead_s.items():
-            if rank not in self.told and soon_s <= ahead_s:
-                self.told.add(rank)
-                tell(rank)
+        until_ready_s = (remaining_s[done - 1] + remaining_s[done]) / 2
+        for rank, notify_ahead_s in self._notify_ahead_s.items():
+            if rank not in self.notified and until_ready_s <= notify_ahead_s:
+                self.notified.add(rank)
+                notify(rank)
 
     def ready(self, now: float) -> None:
         """The device is ready to average."""
-        self._left_s[self._schedule] = [now - end for end in self._ends]
+        self._remaining_s[self._schedule] = [now - end for end in self._end_times]

@@ -1,16 +1,18 @@
-"""One round of averaging: member k reduces share k, and returns it to all members (DeDLOC, 3.2).
+"""Sharded all-reduce: member k reduces share k and returns the sum to all members (DeDLOC, 3.2).
 
 In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
 for a slice of the vector.
 
 A round begins when its last member is ready, of which members notify each other: earlier messages
-would compete with pipeline messages that others still need. Word is sent ahead where possible
-(`planner.executor.comm.ready_hint`); where it would arrive too late, a member does not wait for it
-(`Chunking.early_s`). Shares are sent in chunks; the chunks of all reducers with the same number
-travel together, so that contributions, sums and returns overlap and rates stay in proportion to
-shares. A member sends up to a window of chunks beyond those returned completely: a return is an
-acknowledgement as well, and reducers hold no more of it than the window. Where nothing is returned,
-they read no further than that.
+would compete with pipeline messages that others still need. Members notify each other ahead where
+possible (`planner.executor.comm.ready_hint`); where a notification would arrive too late, a member
+starts without it (`Chunking.start_early_s`).
+
+Shares are sent in chunks; the chunks of all reducers with the same number are sent together, so
+that contributions, sums and returns overlap and rates stay in proportion to shares. A member sends
+up to a window of chunks beyond those returned completely: a return is an acknowledgement as well,
+and reducers hold no more of it than the window. If nothing is returned, reducers read no more than
+a window ahead.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, AllReduce
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.comm.connections import as_bytes, receive_into
-from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, ranges_of
+from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, member_ranges
 from planner.training_plan.averaging_group import AveragingGroup
 
 TICK_S = 1e-3
@@ -46,7 +48,7 @@ class ShardedAllReduce:
         ``float32[values]``, changed in place.
     group
         The rank's group.
-    peers
+    links
         Its connections, at least to the other members.
     wire
         Format of chunks.
@@ -54,11 +56,11 @@ class ShardedAllReduce:
         Chunks and window of the group.
     scale
         Factor on sums.
-    room
-        Called at the start of the round: bytes per second that may be sent, and until when on the
-        monotonic clock; afterwards there is no limit.
-    told
-        Ranks that already have word of this one; None if no word is sent ahead.
+    available_rate
+        Called at the start of the round; returns a limit in bytes per second, and the time on the
+        monotonic clock until which it holds.
+    notified
+        Ranks that this one has notified already; None if it notifies none ahead.
     """
 
     def __init__(
@@ -66,139 +68,139 @@ class ShardedAllReduce:
         vector: Tensor,
         group: AveragingGroup,
         rank: int,
-        peers: AllReduceLinks,
+        links: AllReduceLinks,
         wire: WireFormat,
         chunking: Chunking,
         scale: float = 1.0,
-        room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
-        told: Collection[int] | None = None,
+        available_rate: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
+        notified: Collection[int] | None = None,
     ) -> None:
         # the same memory as tensor, numbers and bytes
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
-        self._members, self._roles = group.members, GroupRoles.of(group, rank)
-        self._peers, self._wire, self._chunking, self._scale = peers, wire, chunking, scale
-        self._room = room
-        self._told = () if told is None else told
-        self._early_s = chunking.early_s if told is None else None
-        parts = ranges_of(group, len(vector))
+        self._members, self._roles = group.members, GroupRoles.from_group(group, rank)
+        self._links, self._wire, self._chunking, self._scale = links, wire, chunking, scale
+        self._available_rate = available_rate
+        self._notified = () if notified is None else notified
+        self._start_early_s = chunking.start_early_s if notified is None else None
+        parts = member_ranges(group, len(vector))
         self._chunks = [chunk_ranges(part, chunking.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
         roles = self._roles
         own_sizes = self._sizes[roles.me]
-        self._unready = len(roles.others)
+        self._unready_members = len(roles.others)
         # by chunk: missing contributions, and missing returns
-        self._missing = [len(roles.givers) if size else 0 for size in own_sizes]
-        self._due = [
+        self._missing_contributions = [len(roles.contributors) if size else 0 for size in own_sizes]
+        self._missing_returns = [
             sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(chunking.chunks)
         ]
-        self._answered = [due > 0 for due in self._due]
-        self._open = sum(self._due)
-        self._answers = self._open > 0
+        self._returns_expected = [due > 0 for due in self._missing_returns]
+        self._outstanding = sum(self._missing_returns)
+        self._any_returns = self._outstanding > 0
         # without returns, only reading no further holds back members that are ahead
-        self._unsummed = deque(c for c, size in enumerate(own_sizes) if size)
-        self._memory = peers.memory(message_length(max(own_sizes), wire))
-        self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        self._unreduced = deque(c for c, size in enumerate(own_sizes) if size)
+        self._buffers = links.buffer_pool(message_length(max(own_sizes), wire))
+        self._contributions: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
-        """Contribute, reduce and collect all chunks."""
+        """Run the round; returns the time of its end on the monotonic clock."""
         for k in self._roles.others:
-            if self._members[k] not in self._told:
-                self._peers.tell(self._members[k])
-            self._peers.of[self._members[k]].submit(partial(self._receive, k))
-        self._peers.wait_until(lambda: not self._unready, self._early_s)
-        window = self._chunking.window if self._answers else self._chunking.chunks
+            if self._members[k] not in self._notified:
+                self._links.notify_ready(self._members[k])
+            self._links.receivers[self._members[k]].submit(partial(self._receive, k))
+        self._links.wait_until(lambda: not self._unready_members, self._start_early_s)
+        window = self._chunking.window if self._any_returns else self._chunking.chunks
         contributions = deque(range(min(window, self._chunking.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._roles.me]) if size)
-        self._begin_slowly(contributions, sums, *self._room())
+        self._run_rate_limited(contributions, sums, *self._available_rate())
         for c in contributions:
             self._scatter(c)
         for c in sums:
-            self._peers.wait_until(partial(self._complete, c))
+            self._links.wait_until(partial(self._is_complete, c))
             self._reduce(c)
-        self._peers.wait_until(lambda: self._open == 0)
+        self._links.wait_until(lambda: self._outstanding == 0)
         end = time.monotonic()
-        self._settle()
+        self._flush()
         return end
 
-    def _begin_slowly(
+    def _run_rate_limited(
         self, contributions: deque[int], sums: deque[int], bytes_per_s: float, until_s: float
     ) -> None:
         """Contribute and reduce at a limited rate, until a given time."""
-        free_s = until_s if bytes_per_s <= 0.0 else 0.0
+        next_send_s = until_s if bytes_per_s <= 0.0 else 0.0
         while (now := time.monotonic()) < until_s:
-            self._peers.failure.check()
-            if now < free_s:
-                time.sleep(min(free_s, until_s) - now)
-            elif sums and self._complete(sums[0]):
-                free_s = now + self._reduce(sums.popleft()) / bytes_per_s
+            self._links.error_latch.check()
+            if now < next_send_s:
+                time.sleep(min(next_send_s, until_s) - now)
+            elif sums and self._is_complete(sums[0]):
+                next_send_s = now + self._reduce(sums.popleft()) / bytes_per_s
             elif contributions:
-                free_s = now + self._scatter(contributions.popleft()) / bytes_per_s
+                next_send_s = now + self._scatter(contributions.popleft()) / bytes_per_s
             else:
                 time.sleep(min(TICK_S, until_s - now))
 
-    def _complete(self, c: int) -> bool:
-        return not self._missing[c]
+    def _is_complete(self, c: int) -> bool:
+        return not self._missing_contributions[c]
 
     def _scatter(self, c: int) -> int:
-        """Send chunk c, and whatever needs no answer to it; returns bytes."""
+        """Send chunk c, and following ones that no return precedes; returns their bytes."""
         values = 0
         while c < self._chunking.chunks:
-            if self._roles.gives:
+            if self._roles.contributes:
                 for k in self._roles.others:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
                         values += self._sizes[k][c]
-            if self._answered[c] or not self._answers:
+            if self._returns_expected[c] or not self._any_returns:
                 break
             c += self._chunking.window
         return message_length(values, self._wire)
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
-        queue = self._peers.to[self._members[k]]
+        queue = self._links.send_queues[self._members[k]]
         if self._wire is WireFormat.FP32:
             queue.send(c, self._bytes[4 * start : 4 * stop])
         else:
             part = self._vector[start:stop]
-            queue.send_made(c, lambda: as_bytes(encode(part, self._wire)))
+            queue.send_encoded(c, lambda: as_bytes(encode(part, self._wire)))
 
     def _receive(self, k: int) -> None:
         """Receive everything from member k."""
-        connection = self._peers.incoming[self._members[k]]
+        connection = self._links.incoming[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
         own_sizes = self._sizes[self._roles.me]
-        contributions = sum(size > 0 for size in own_sizes) * (k in self._roles.givers)
+        contributions = sum(size > 0 for size in own_sizes) * (k in self._roles.contributors)
         sums = sum(size > 0 for size in self._sizes[k]) * (k in self._roles.reducers)
         for _ in range(1 + contributions + sums):
             receive_into(connection, head)
-            (word,) = HEAD.unpack(head)
-            if word == READY:
+            (header,) = HEAD.unpack(head)
+            if header == READY:
                 self._count_ready()
-            elif word & RETURN:
-                self._take_sum(connection, k, word ^ RETURN)
+            elif header & RETURN:
+                self._receive_sum(connection, k, header ^ RETURN)
             else:
-                self._take_part(connection, k, word)
+                self._receive_contribution(connection, k, header)
 
     def _count_ready(self) -> None:
-        with self._peers.changed:
-            self._unready -= 1
-            if not self._unready:
-                self._peers.changed.notify_all()
+        with self._links.changed:
+            self._unready_members -= 1
+            if not self._unready_members:
+                self._links.changed.notify_all()
 
-    def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
-        if not self._roles.takers:
-            self._peers.wait_until(lambda: c < self._unsummed[0] + self._chunking.window)
+    def _receive_contribution(self, connection: socket.socket, k: int, c: int) -> None:
+        if not self._roles.receivers:
+            self._links.wait_until(lambda: c < self._unreduced[0] + self._chunking.window)
         length = message_length(self._sizes[self._roles.me][c], self._wire)
-        piece = self._memory.take()
-        receive_into(connection, piece[:length].data)
-        with self._peers.changed:
-            self._parts[k, c] = piece
-            self._missing[c] -= 1
-            if not self._missing[c]:
-                self._peers.changed.notify_all()
+        buffer = self._buffers.acquire()
+        receive_into(connection, buffer[:length].data)
+        with self._links.changed:
+            self._contributions[k, c] = buffer
+            self._missing_contributions[c] -= 1
+            if not self._missing_contributions[c]:
+                self._links.changed.notify_all()
 
-    def _take_sum(self, connection: socket.socket, k: int, c: int) -> None:
+    def _receive_sum(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
         if self._wire is WireFormat.FP32:
             receive_into(connection, self._bytes[4 * start : 4 * stop])
@@ -206,12 +208,12 @@ class ShardedAllReduce:
             message = torch.empty(message_length(stop - start, self._wire), dtype=torch.uint8)
             receive_into(connection, as_bytes(message))
             self._vector[start:stop] = decode(message, stop - start, self._wire)
-        with self._peers.changed:
-            self._due[c] -= 1
-            self._open -= 1
-            complete = not self._due[c]
-            if not self._open:
-                self._peers.changed.notify_all()
+        with self._links.changed:
+            self._missing_returns[c] -= 1
+            self._outstanding -= 1
+            complete = not self._missing_returns[c]
+            if not self._outstanding:
+                self._links.changed.notify_all()
         if complete:
             self._scatter(c + self._chunking.window)
 
@@ -220,22 +222,22 @@ class ShardedAllReduce:
         start, stop = self._chunks[self._roles.me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
-        empty = not self._roles.gives
-        for k in self._roles.givers:
-            piece = self._parts.pop((k, c))
-            part = self._decode(piece, stop - start)
-            if empty:
+        is_empty = not self._roles.contributes
+        for k in self._roles.contributors:
+            buffer = self._contributions.pop((k, c))
+            part = self._decode(buffer, stop - start)
+            if is_empty:
                 total[:] = part
             else:
                 total += part
-            empty = False
-            self._memory.give_back(piece)
+            is_empty = False
+            self._buffers.release(buffer)
         if self._scale != 1.0:
             total *= self._scale
-        if not self._roles.takers:
-            with self._peers.changed:
-                self._unsummed.popleft()
-                self._peers.changed.notify_all()
+        if not self._roles.receivers:
+            with self._links.changed:
+                self._unreduced.popleft()
+                self._links.changed.notify_all()
             return 0
         if self._wire is WireFormat.FP32:
             message = self._bytes[4 * start : 4 * stop]
@@ -244,27 +246,27 @@ class ShardedAllReduce:
             # the reducer uses the encoded sum, too, like all others
             self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
-        for k in self._roles.takers:
-            self._peers.to[self._members[k]].send(c | RETURN, message)
-        return len(message) * len(self._roles.takers)
+        for k in self._roles.receivers:
+            self._links.send_queues[self._members[k]].send(c | RETURN, message)
+        return len(message) * len(self._roles.receivers)
 
-    def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
-        message = piece[: message_length(values, self._wire)]
+    def _decode(self, buffer: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
+        message = buffer[: message_length(values, self._wire)]
         if self._wire is WireFormat.FP32:
             return message.view(np.float32)
         return decode(torch.from_numpy(message), values, self._wire).numpy()
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """Wait until the vector's bytes have been sent, so that it may be changed."""
-        left = len(self._roles.others)
+        remaining = len(self._roles.others)
 
-        def one_less() -> None:
-            nonlocal left
-            with self._peers.changed:
-                left -= 1
-                if not left:
-                    self._peers.changed.notify_all()
+        def count_flushed() -> None:
+            nonlocal remaining
+            with self._links.changed:
+                remaining -= 1
+                if not remaining:
+                    self._links.changed.notify_all()
 
         for k in self._roles.others:
-            self._peers.to[self._members[k]].after_all(one_less)
-        self._peers.wait_until(lambda: left == 0)
+            self._links.send_queues[self._members[k]].run_after(count_flushed)
+        self._links.wait_until(lambda: remaining == 0)

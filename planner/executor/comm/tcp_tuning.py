@@ -20,36 +20,37 @@ from planner.executor.comm.connections import DuplexChannels, receive_into, send
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
-UNDO = 'cat >/dev/null; echo 1 >"$0"'
-"""Waits for the end of its input, which comes when this process ends or closes it."""
-UNDO_S = 2.0
+RESTORE = 'cat >/dev/null; echo 1 >"$0"'
+"""Shell command that restores the setting when its input is closed, at the latest when this process
+ends."""
+RESTORE_TIMEOUT_S = 2.0
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 23
 """Bytes sent in each direction of a connection before the first step, to grow its window."""
 
 
 @contextmanager
 def disable_slow_start_after_idle(
-    file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
+    file: Path = FILE, on_exit: Callable[[Callable[[], None]], None] = lambda restore: None
 ) -> Iterator[None]:
     """Disable slow start after idle while the block runs."""
     changed = _write_zero(file)
     # must survive this process
-    guard = _guard(file) if changed else None
+    guard = _start_guard(file) if changed else None
 
-    def undo() -> None:
+    def restore() -> None:
         if guard is not None and guard.stdin is not None:
             with suppress(OSError, subprocess.TimeoutExpired):
                 guard.stdin.close()
-                guard.wait(UNDO_S)
+                guard.wait(RESTORE_TIMEOUT_S)
         if changed:
             with suppress(OSError):
                 file.write_text("1\n")
 
-    before_end(undo)
+    on_exit(restore)
     try:
         yield
     finally:
-        undo()
+        restore()
 
 
 def grow_windows(
@@ -57,38 +58,42 @@ def grow_windows(
 ) -> None:
     """Send and receive the bandwidth-delay product of each connection, all at once.
 
-    Not where `leaves_the_machine` is false. Both ends evaluate it identically for each connection.
+    Not where `uses_network` is false. Both ends evaluate it identically for each connection.
     """
     size = {
-        other: int(min(max(2 * flight, MIN_BYTES), MAX_BYTES))
-        for other, flight in bandwidth_delay_bytes.items()
+        other: int(min(max(2 * product, MIN_BYTES), MAX_BYTES))
+        for other, product in bandwidth_delay_bytes.items()
     }
-    to = [one for way in channels for one in way.to.items() if leaves_the_machine(one[1])]
-    of = [one for way in channels for one in way.of.items() if leaves_the_machine(one[1])]
-    with ThreadPoolExecutor(max_workers=max(len(to) + len(of), 1)) as pool:
+    outgoing = [
+        one for channel in channels for one in channel.outgoing.items() if uses_network(one[1])
+    ]
+    incoming = [
+        one for channel in channels for one in channel.incoming.items() if uses_network(one[1])
+    ]
+    with ThreadPoolExecutor(max_workers=max(len(outgoing) + len(incoming), 1)) as pool:
         tasks = []
-        for other, connection in to:
-            sent = memoryview(bytes(size[other]))
-            tasks.append(pool.submit(send_all, connection, sent))
-        for other, connection in of:
-            taken = memoryview(bytearray(size[other]))
-            tasks.append(pool.submit(receive_into, connection, taken))
+        for other, connection in outgoing:
+            data = memoryview(bytes(size[other]))
+            tasks.append(pool.submit(send_all, connection, data))
+        for other, connection in incoming:
+            buffer = memoryview(bytearray(size[other]))
+            tasks.append(pool.submit(receive_into, connection, buffer))
         for task in tasks:
             task.result()
 
 
-def leaves_the_machine(connection: socket.socket) -> bool:
+def uses_network(connection: socket.socket) -> bool:
     """Whether a connection may use a network."""
     if connection.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
 
 
-def _guard(file: Path) -> subprocess.Popen[bytes] | None:
+def _start_guard(file: Path) -> subprocess.Popen[bytes] | None:
     """A process that restores the setting if this one is killed; None if it cannot be started."""
     try:
         return subprocess.Popen(
-            ["/bin/sh", "-c", UNDO, str(file)],
+            ["/bin/sh", "-c", RESTORE, str(file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from planner.utils.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class TimeScale:
-    """Divisors that let a small machine run a plan for a large network.
+    """Divisors with which one machine can run a plan for a large network.
 
     Attributes
     ----------
@@ -24,7 +26,7 @@ class TimeScale:
     def __post_init__(self) -> None:
         for name in ("speed", "shrink"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
+                raise Refusal(
                     f"--{name} must be a number above 0, found {getattr(self, name)}; give 1 to "
                     "leave the plan as it is"
                 )

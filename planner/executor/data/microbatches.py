@@ -22,11 +22,11 @@ class Microbatches(Protocol):
 
     Attributes
     ----------
-    says
+    description
         Description of the data, for comparison.
     """
 
-    says: str
+    description: str
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """Tokens of one microbatch.
@@ -44,7 +44,7 @@ class Microbatches(Protocol):
         """Continue from a `position`."""
 
 
-def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
+def make_microbatches(plan: TrainingPlan, data: Data) -> Microbatches:
     """Microbatches of a plan from some data."""
     arch, w = plan.workload.architecture, plan.workload
     assert arch is not None
@@ -82,19 +82,19 @@ class Text:
         seed: int,
     ) -> None:
         self._samples = Samples(source, sequence, buffer, seed)
-        self._each, self._step = samples, samples * microbatches
-        self.says = f"{source.says}, {buffer} shuffled"
+        self._microbatch_samples, self._step_samples = samples, samples * microbatches
+        self.description = f"{source.description}, {buffer} shuffled"
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """As `Microbatches.tokens`."""
-        self._samples.forget(step * self._step)
-        first = step * self._step + microbatch * self._each
-        rows = [self._samples.sample(n) for n in range(first, first + self._each)]
+        self._samples.forget(step * self._step_samples)
+        first = step * self._step_samples + microbatch * self._microbatch_samples
+        rows = [self._samples.sample(n) for n in range(first, first + self._microbatch_samples)]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
     def position(self, step: int) -> list[int]:
         """As `Microbatches.position`."""
-        return list(self._samples.position_of(step * self._step))
+        return list(self._samples.position_for(step * self._step_samples))
 
     def seek(self, position: list[int]) -> None:
         """As `Microbatches.seek`."""

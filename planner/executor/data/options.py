@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.utils.refusal import Refusal
+
 BUFFER = 1024
 
 
@@ -31,9 +33,9 @@ class Data:
 
     def __post_init__(self) -> None:
         if self.buffer < 1:
-            raise ValueError(f"--shuffle is {self.buffer}; give samples, at least 1")
+            raise Refusal(f"--shuffle is {self.buffer}; give samples, at least 1")
         if self.text is None and self.tokenizer is not None:
-            raise ValueError("--tokenizer is for texts; give --data too")
+            raise Refusal("--tokenizer is for texts; give --data too")
 
 
 SYNTHETIC = Data()

@@ -24,30 +24,32 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, items: Iterator[T]) -> None:
-        asked, made = SimpleQueue[bool](), SimpleQueue[T | BaseException]()
-        self._asked, self._made = asked, made
-        self._begun = False
+        requests, results = SimpleQueue[bool](), SimpleQueue[T | BaseException]()
+        self._requests, self._results = requests, results
+        self._started = False
         self._error: BaseException | None = None
-        weakref.finalize(self, asked.put, False).atexit = False
-        work = (items, asked, made)
-        threading.Thread(target=_work, args=work, name="reads ahead", daemon=True).start()
+        weakref.finalize(self, requests.put, False).atexit = False
+        arguments = (items, requests, results)
+        threading.Thread(
+            target=_run_iterator, args=arguments, name="reads ahead", daemon=True
+        ).start()
 
-    def take(self) -> T:
+    def next_item(self) -> T:
         """The next item; starts the one after it."""
         if self._error is not None:
             raise self._error
-        if not self._begun:
-            self._begun = True
-            self._asked.put(True)
-        item = self._made.get()
+        if not self._started:
+            self._started = True
+            self._requests.put(True)
+        item = self._results.get()
         if isinstance(item, BaseException):
             self._error = item
             raise item
-        self._asked.put(True)
+        self._requests.put(True)
         return item
 
 
-def _work(
+def _run_iterator(
     items: Iterator[T], requests: SimpleQueue[bool], results: SimpleQueue[T | BaseException]
 ) -> None:
     while requests.get():

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from planner.executor.data.tokenizer import ByteTokenizer, Tokenizer
 from planner.utils.input_files import is_utf_16
+from planner.utils.refusal import Refusal
 
-Place = tuple[int, int]
+PiecePosition = tuple[int, int]
 """Start of a piece: number of the file and byte in it, or number of the item and 0."""
-BEGIN = (0, 0)
+START_OF_TEXT = (0, 0)
 PIECE_BYTES = 1 << 16
 
 
-class DataError(ValueError):
+class DataError(Refusal):
     """Unusable training data."""
 
 
@@ -29,13 +30,13 @@ class Source(Protocol):
 
     Attributes
     ----------
-    says
+    description
         Description, for comparison.
     """
 
-    says: str
+    description: str
 
-    def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
+    def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """Place and tokens of each piece, from the one at ``begin`` to the end."""
 
 
@@ -52,24 +53,24 @@ class TextFiles:
 
     def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        texts = (p for p in path.rglob("*") if _text(p, path))
+        texts = (p for p in path.rglob("*") if _is_text_file(p, path))
         self._paths = [path] if path.is_file() else sorted(texts)
         if not self._paths:
             raise DataError(
                 f"{path}: is no text file or folder of them, hidden ones left out; check the path"
             )
         # with bytes as tokens, a file that was named explicitly may hold any bytes
-        self._any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
-        for file_path in self._paths:  # what is no text often shows at once
+        self._allows_any_bytes = path.is_file() and isinstance(tokenizer, ByteTokenizer)
+        for file_path in self._paths:  # binary files are often recognised by their first bytes
             with file_path.open("rb") as file:
                 text = file.read(PIECE_BYTES)
-            self._require_text(
-                text[: _cut(text)] if len(text) == PIECE_BYTES else text, file_path, 0
+            self._require_utf8(
+                text[: _complete_length(text)] if len(text) == PIECE_BYTES else text, file_path, 0
             )
         size = sum(p.stat().st_size for p in self._paths)
-        self.says = f"{len(self._paths)} files, {size} bytes, {tokenizer.says}"
+        self.description = f"{len(self._paths)} files, {size} bytes, {tokenizer.description}"
 
-    def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
+    def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """Pieces of about 64 KiB, up to the end of a line if there is one."""
         first, offset = begin
         for number in range(first, len(self._paths)):
@@ -77,18 +78,18 @@ class TextFiles:
                 file.seek(offset)
                 while text := file.read(PIECE_BYTES):
                     if len(text) == PIECE_BYTES:
-                        text = text[: _cut(text)]
-                    self._require_text(text, self._paths[number], offset)
+                        text = text[: _complete_length(text)]
+                    self._require_utf8(text, self._paths[number], offset)
                     tokens = self._tokenizer.encode(text)
-                    _require_known(tokens, self._vocabulary, str(self._paths[number]))
+                    _require_in_vocabulary(tokens, self._vocabulary, str(self._paths[number]))
                     yield (number, offset), tokens
                     offset += len(text)
                     file.seek(offset)
             offset = 0
 
-    def _require_text(self, text: bytes, path: Path, offset: int) -> None:
-        if not self._any_bytes:
-            require_text(text, path, offset)
+    def _require_utf8(self, text: bytes, path: Path, offset: int) -> None:
+        if not self._allows_any_bytes:
+            require_utf8(text, path, offset)
 
 
 class Items:
@@ -111,9 +112,9 @@ class Items:
                 "time, such as a list or a data set"
             )
         self._items, self._tokenizer, self._vocabulary = items, tokenizer, vocabulary
-        self.says = f"items, {tokenizer.says}"
+        self.description = f"items, {tokenizer.description}"
 
-    def pieces(self, begin: Place) -> Iterator[tuple[Place, NDArray[np.int32]]]:
+    def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """One piece per item."""
         for number, item in enumerate(islice(self._items, begin[0], None), begin[0]):
             yield (number, 0), self._tokens(number, item)
@@ -128,42 +129,43 @@ class Items:
             raise DataError(
                 f"data: item {number} is neither text nor a list of whole numbers; give one of them"
             )
-        _require_known(tokens, self._vocabulary, f"data: item {number}")
+        _require_in_vocabulary(tokens, self._vocabulary, f"data: item {number}")
         return tokens.astype(np.int32)
 
 
-def _require_known(tokens: NDArray[Any], vocabulary: int, what: str) -> None:
+def _require_in_vocabulary(tokens: NDArray[Any], vocabulary: int, source: str) -> None:
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise DataError(
-            f"{what} has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+            f"{source} has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
             f"{vocabulary - 1}; use a model with a larger vocabulary, or its own --tokenizer"
         )
 
 
-def _text(path: Path, folder: Path) -> bool:
+def _is_text_file(path: Path, folder: Path) -> bool:
     """Whether to read a file; hidden ones, or those in hidden folders such as ``.git``, are
     ignored."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.is_file() and os.access(path, os.R_OK)
 
 
-def require_text(text: bytes, path: Path, offset: int) -> None:
+def require_utf8(text: bytes, path: Path, offset: int) -> None:
     """Refuse a piece that is not UTF-8 or contains zero bytes."""
-    at, what = text.find(b"\0"), "has a byte of 0 and is no text"
+    error_index, problem = text.find(b"\0"), "has a byte of 0 and is no text"
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        if not 0 <= at < error.start:
-            at, what = error.start, "is not UTF-8 text"
+        if not 0 <= error_index < error.start:
+            error_index, problem = error.start, "is not UTF-8 text"
     if offset == 0 and is_utf_16(text):
-        at, what = 0, "is not UTF-8 text but UTF-16"
-    if at >= 0:
+        error_index, problem = 0, "is not UTF-8 text but UTF-16"
+    if error_index >= 0:
         raise DataError(
-            f"{path}: {what} (byte {offset + at}); save it as UTF-8, or take it out of the data"
+            f"{path}: {problem} (byte {offset + error_index}); save it as UTF-8, or take it out of "
+            "the data"
         )
 
 
-def _cut(text: bytes) -> int:
+def _complete_length(text: bytes) -> int:
     """Cut after the last line, else before the last, possibly incomplete, character."""
     line = text.rfind(b"\n") + 1
     if line:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.executor.data.prefetch import Prefetcher
-from planner.executor.data.sources import BEGIN, DataError, Source
+from planner.executor.data.sources import START_OF_TEXT, DataError, Source
 
 
 class Position(NamedTuple):
@@ -39,7 +39,7 @@ class Position(NamedTuple):
     token: int
 
 
-START = Position(0, 0, *BEGIN, 0)
+START = Position(0, 0, *START_OF_TEXT, 0)
 
 
 class Samples:
@@ -67,16 +67,16 @@ class Samples:
         NDArray[np.int32]
             ``[sequence + 1]``.
         """
-        block, place = divmod(number, self._buffer)
+        block, index = divmod(number, self._buffer)
         if block not in self._blocks:
             if block < self._position.block:
                 self.seek(START)
-            while (at := self._position.block) <= block:
-                rows = self._next()
+            while (block_number := self._position.block) <= block:
+                rows = self._next_block()
                 # earlier samples may be requested later in the step
-                if at >= min(self._first, block):
-                    self._blocks[at] = rows
-        tokens: NDArray[np.int32] = self._blocks[block][place]
+                if block_number >= min(self._first, block):
+                    self._blocks[block_number] = rows
+        tokens: NDArray[np.int32] = self._blocks[block][index]
         return tokens
 
     def forget(self, number: int) -> None:
@@ -84,28 +84,28 @@ class Samples:
         self._first = number // self._buffer
         self._blocks = {k: block for k, block in self._blocks.items() if k >= self._first}
 
-    def position_of(self, number: int) -> Position:
+    def position_for(self, number: int) -> Position:
         """Position in the text required for a sample and those after it."""
         block = number // self._buffer
-        position = self._begins.get(block, self._position)
+        position = self._block_starts.get(block, self._position)
         return position if position.block <= block else START
 
     def seek(self, position: Position) -> None:
         """Continue from a position."""
         self._position = position
-        self._begins: dict[int, Position] = {}
+        self._block_starts: dict[int, Position] = {}
         self._blocks.clear()
-        read = _blocks(self._source, position, self._sequence, self._buffer, self._seed)
-        self._ahead = Prefetcher(read)
+        blocks = _blocks(self._source, position, self._sequence, self._buffer, self._seed)
+        self._prefetcher = Prefetcher(blocks)
 
-    def _next(self) -> NDArray[np.int32]:
+    def _next_block(self) -> NDArray[np.int32]:
         """The next block."""
         block = self._position.block
-        rows, after = self._ahead.take()
+        rows, next_position = self._prefetcher.next_item()
         # keep the start of a block as long as the block
-        self._begins = {k: p for k, p in self._begins.items() if k in self._blocks}
-        self._begins[block] = self._position
-        self._position = after
+        self._block_starts = {k: p for k, p in self._block_starts.items() if k in self._blocks}
+        self._block_starts[block] = self._position
+        self._position = next_position
         return rows
 
 
@@ -120,52 +120,52 @@ def _blocks(
         starts = np.random.default_rng((seed, block)).permutation(buffer) * sequence
         rows: NDArray[np.int32] = flat[starts[:, None] + np.arange(sequence + 1)]
         block += 1
-        yield rows, Position(block, *tokens.place)
+        yield rows, Position(block, *tokens.index)
 
 
 class _Tokens:
     """An endless stream of all tokens from a position on."""
 
-    def __init__(self, source: Source, position: Position, least: int) -> None:
-        self._source, self._least = source, least
+    def __init__(self, source: Source, position: Position, min_tokens: int) -> None:
+        self._source, self._min_tokens = source, min_tokens
         self._pieces = self._from(position)
-        self._held: deque[tuple[int, int, int, NDArray[np.int32]]] = deque()
-        self._used, self._ready = position.token, -position.token
+        self._pieces_held: deque[tuple[int, int, int, NDArray[np.int32]]] = deque()
+        self._offset, self._available = position.token, -position.token
 
     def take(self, count: int) -> NDArray[np.int32]:
         """The next ``count`` tokens and the following one, which the next call repeats."""
-        while self._ready <= count:
+        while self._available <= count:
             piece = next(self._pieces)
-            self._held.append(piece)
-            self._ready += len(piece[-1])
-        parts, begin, left = [], self._used, count + 1
-        for *_, tokens in self._held:
-            parts.append(tokens[begin : begin + left])
-            begin, left = 0, left - len(parts[-1])
+            self._pieces_held.append(piece)
+            self._available += len(piece[-1])
+        parts, begin, remaining = [], self._offset, count + 1
+        for *_, tokens in self._pieces_held:
+            parts.append(tokens[begin : begin + remaining])
+            begin, remaining = 0, remaining - len(parts[-1])
         flat = np.concatenate(parts)
-        self._used += count
-        self._ready -= count
-        while len(self._held[0][-1]) <= self._used:
-            self._used -= len(self._held.popleft()[-1])
+        self._offset += count
+        self._available -= count
+        while len(self._pieces_held[0][-1]) <= self._offset:
+            self._offset -= len(self._pieces_held.popleft()[-1])
         return flat
 
     @property
-    def place(self) -> tuple[int, int, int, int]:
+    def index(self) -> tuple[int, int, int, int]:
         """Epoch, file, offset and index of the next token."""
-        epoch, file, offset, _ = self._held[0]
-        return epoch, file, offset, self._used
+        epoch, file, offset, _ = self._pieces_held[0]
+        return epoch, file, offset, self._offset
 
-    def _from(self, at: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
-        epoch, begin, count = at.epoch, (at.file, at.offset), 0
-        from_start = begin == BEGIN
+    def _from(self, block_number: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
+        epoch, begin, count = block_number.epoch, (block_number.file, block_number.offset), 0
+        complete_pass = begin == START_OF_TEXT
         while True:
             for (file, offset), tokens in self._source.pieces(begin):
                 count += len(tokens)
                 if len(tokens):
                     yield epoch, file, offset, tokens
-            if from_start and count < self._least:
+            if complete_pass and count < self._min_tokens:
                 raise DataError(
-                    f"there are {count} tokens, fewer than a sample of {self._least}; give a "
+                    f"there are {count} tokens, fewer than a sample of {self._min_tokens}; give a "
                     "longer text"
                 )
-            epoch, begin, count, from_start = epoch + 1, BEGIN, 0, True
+            epoch, begin, count, complete_pass = epoch + 1, START_OF_TEXT, 0, True

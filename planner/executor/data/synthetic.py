@@ -25,13 +25,13 @@ class Synthetic:
 
     Attributes
     ----------
-    says
+    description
         Description, for comparison.
     """
 
     def __init__(self, vocabulary: int, sequence: int, samples: int, seed: int) -> None:
         self._sequence, self._samples, self._seed = sequence, samples, seed
-        self.says = f"synthetic (2), {samples} a microbatch"
+        self.description = f"synthetic (2), {samples} a microbatch"
         symbols = min(SYMBOLS, vocabulary)
         rng = np.random.default_rng(seed)
         self._successors = rng.integers(symbols, size=(symbols, SUCCESSORS)).tolist()
@@ -44,9 +44,13 @@ class Synthetic:
         return torch.tensor([self._text(first, rng) for first in firsts], dtype=torch.int64)
 
     def _text(self, first: int, rng: random.Random) -> list[int]:
-        successors, chance = self._successors, rng.randbytes(self._sequence)
+        successors, random_bytes = self._successors, rng.randbytes(self._sequence)
         return list(
-            accumulate(chance, lambda at, byte: successors[at][byte % SUCCESSORS], initial=first)
+            accumulate(
+                random_bytes,
+                lambda symbol, byte: successors[symbol][byte % SUCCESSORS],
+                initial=first,
+            )
         )
 
     def position(self, step: int) -> list[int]:

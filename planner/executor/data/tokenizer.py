@@ -9,17 +9,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.utils.refusal import Refusal
+
 
 class Tokenizer(Protocol):
     """Turns text into tokens.
 
     Attributes
     ----------
-    says
+    description
         Description, for comparison.
     """
 
-    says: str
+    description: str
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """Tokens of a text.
@@ -34,7 +36,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Every byte is a token."""
 
-    says = "bytes"
+    description = "bytes"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """One token per byte."""
@@ -54,7 +56,7 @@ class HuggingFaceTokenizer:
         try:
             from tokenizers import Tokenizer as Reader
         except ImportError:
-            raise ValueError(
+            raise Refusal(
                 "--tokenizer needs the package tokenizers; pip install tokenizers"
             ) from None
         path = path / "tokenizer.json" if path.is_dir() else path
@@ -62,13 +64,13 @@ class HuggingFaceTokenizer:
             content = path.read_bytes()
             self._reader = Reader.from_str(content.decode())
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+            raise Refusal(f"{path}: cannot be read ({error.strerror}); check the path") from None
         except Exception as error:  # the package raises nothing more special
-            raise ValueError(f"{path}: is no tokenizer.json ({error}); give one") from None
+            raise Refusal(f"{path}: is no tokenizer.json ({error}); give one") from None
         # padding and truncation apply to single texts; samples are cut later
         self._reader.no_truncation()
         self._reader.no_padding()
-        self.says = f"tokenizer {hashlib.sha256(content).hexdigest()[:12]}"
+        self.description = f"tokenizer {hashlib.sha256(content).hexdigest()[:12]}"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """Tokens; invalid UTF-8 is replaced."""

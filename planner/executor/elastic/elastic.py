@@ -1,8 +1,9 @@
-"""Training that continues when devices are lost, and when they return.
+"""Elastic runs: training continues when devices are lost, and when they join again.
 
-Each generation of ranks has the plan of the devices present. It ends when one of them is lost: the
-interrupted step is then repeated by the others, since an update is applied by all ranks or none
-(`commit`). Or it ends after a step, when a device is waiting to join.
+All members of a generation have the plan of the devices present. A generation ends when one of them
+is lost: the others repeat the interrupted step, since an update is applied by all ranks or none
+(`step_commit`). Or it ends after a step, when a device is waiting to join. The states of a run, and
+what ends each of them, are listed in docs/explanation/elastic-runs.md.
 
 In local SGD, a step's local updates and the outer step after it are committed separately. A
 generation that ends between the two leaves the outer step to the next one, which begins with it. A
@@ -23,43 +24,49 @@ from dataclasses import dataclass
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.comm.connections import ConnectionLost, ConnectionReset
-from planner.executor.elastic.commit import CommitProtocol
 from planner.executor.elastic.membership import (
     CAUSE_S,
-    NEW,
+    NO_STEP,
     DeviceLost,
     Generation,
     Membership,
 )
 from planner.executor.elastic.membership_events import event_line, membership_events
+from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.fault_tolerance.shutdown import RunAborted
-from planner.executor.rendezvous.process_group import ProcessGroup, close_older
-from planner.executor.rendezvous.rank_assignment import ring
+from planner.executor.rendezvous.rank_assignment import connect_ring
+from planner.executor.rendezvous.rank_group import RankGroup, close_older
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
+from planner.executor.runtime.model_stage import ModelStage, has_head
+from planner.executor.runtime.outer_averaging import PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, head_ranks
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule, has_head
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
+from planner.utils.refusal import Refusal
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class EmptyStageError(RuntimeError):
     """A stage has no device left."""
 
 
+class RunRefused(RuntimeError):
+    """A refusal while training: every rank, or a restarted one, would refuse the same input."""
+
+
 @dataclass
-class _Told:
-    """The last step of this rank, for whoever reports it."""
+class _LastStep:
+    """The last step of this rank, which another generation may have to report."""
 
     record: StepRecord
-    commit: CommitProtocol
+    commit: StoreStepCommitter
 
 
 class ElasticRun:
@@ -68,9 +75,10 @@ class ElasticRun:
     Parameters
     ----------
     ranks
-        The process group.
-    works
-        Runs its operations; with the parameters of the first step, unless it joins late.
+        All ranks of the full plan.
+    compute
+        Runs the operations of this rank; with the parameters of the first step, unless it joins
+        late.
     progress
         Output of the first rank of each generation.
     checkpoints
@@ -78,7 +86,7 @@ class ElasticRun:
     held_out
         Evaluation data; None for no evaluation.
     wait_s
-        As in `planner.executor.elastic.membership.Membership`.
+        See `planner.executor.elastic.membership.Membership`.
     make_pipeline
         Creates the pipeline of a rank of a plan.
 
@@ -91,8 +99,8 @@ class ElasticRun:
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
-        works: StageModule | Aggregator,
+        ranks: RankGroup,
+        compute: ModelStage | Aggregator,
         progress: Progress,
         checkpoints: CheckpointManager | None,
         held_out: EvaluationData | None,
@@ -101,230 +109,248 @@ class ElasticRun:
     ) -> None:
         self.plan, self.ranks, self._make_pipeline = plan, ranks, make_pipeline
         self.worker: Worker | None = None
-        self._whole, self._all, self._works = plan, ranks, works
-        self._stage_module = works if isinstance(works, StageModule) else None
+        self._full_plan, self._all_ranks, self._compute = plan, ranks, compute
+        self._model_stage = compute if isinstance(compute, ModelStage) else None
         self._progress, self._checkpoints = progress, checkpoints
         self._held_out = held_out
         self._membership = Membership(ranks, wait_s)
-        self._step = NEW
+        self._step = NO_STEP
         self._began_s = time.monotonic()
-        self._told: _Told | None = None
-        self._commit: CommitProtocol | None = None
-        self._owes = False
-        self._held: list[ExitStack] = []
+        self._last_step: _LastStep | None = None
+        self._commit: StoreStepCommitter | None = None
+        self._outer_step_due = False
+        self._older_heartbeats: list[ExitStack] = []
         self._heartbeats: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
-        """Run all steps."""
-        if self._all.late:
+        """Run all steps; returns the record of the last one."""
+        if self._all_ranks.joins_late:
             if not self._membership.join():
                 return None
         else:
             self._step = first
-            self._membership.open(first)
+            self._membership.start(first)
         while True:
             try:
-                if self._generation(steps):
+                if self._run_generation(steps):
                     break
             except DeviceLost:
                 pass
+            except Refusal as error:
+                raise RunRefused(str(error)) from error
             except ConnectionLost as error:
                 self._await_cause(error)
             except OSError as error:
                 # a connection may close before its first use
-                if self._membership.loss.error is None:
+                if self._membership.rank_lost.error is None:
                     if error.errno != errno.ENOTCONN:
                         raise
                     self._await_cause(ConnectionReset(str(error)))
-            self._note_owed()
-            if self._step >= steps and self._held_out is None and not self._awaits_outer():
-                break  # the others may have left already
-            self._membership.next(self._step, self._owes)
-        self._membership.close()
-        return None if self._told is None else self._told.record
+            self._after_loss()
+            if self._step >= steps and self._held_out is None and not self._outer_step_pending():
+                break  # all steps are done: other ranks may have exited
+            self._membership.next_generation(self._step, self._outer_step_due)
+        self._membership.finish()
+        return None if self._last_step is None else self._last_step.record
 
     @contextmanager
-    def at_the_end(self, consequence: str = "") -> Iterator[None]:
+    def after_last_step(self, consequence: str = "") -> Iterator[None]:
         """Context of collective calls after the last step."""
         try:
             yield
         except (DeviceLost, ConnectionLost) as error:
             if consequence:
                 raise EmptyStageError(f"{error}; all steps were done, but {consequence}") from None
-            assert self._all.detector is not None
-            self._all.detector.stop_watching()
+            assert self._all_ranks.detector is not None
+            self._all_ranks.detector.stop_watching()
 
-    def _generation(self, steps: int) -> bool:
-        """Run a generation; False if another one follows."""
-        now = self._membership.now
-        self.plan = self._plan_of(now)
-        self.ranks = self._membership.ranks(now.members.index(self._membership.name))
+    def _run_generation(self, steps: int) -> bool:
+        """Run a generation; returns whether all steps are done."""
+        generation = self._membership.generation
+        self.plan = self._plan_of(generation)
+        self.ranks = self._membership.ranks(generation.members.index(self._membership.name))
         self._connect()
-        self._owes = now.owes
-        if self._stage_module is not None:
-            self._stage_module.follow(self.plan, self.ranks.rank)
-        self._hand_over(now)
-        self._tell_before()
+        self._outer_step_due = generation.outer_step_due
+        if self._model_stage is not None:
+            self._model_stage.set_plan(self.plan, self.ranks.rank)
+        self._transfer_state(generation)
+        self._report_missed_step()
         if self._checkpoints is not None:
-            self._checkpoints = self._checkpoints.of(self.plan, self._stage_module, self.ranks)
-        commit = CommitProtocol(self._membership, self.ranks, head_ranks(self.plan), steps - 1)
+            self._checkpoints = self._checkpoints.for_plan(self.plan, self._model_stage, self.ranks)
+        commit = StoreStepCommitter(self._membership, self.ranks, head_ranks(self.plan), steps - 1)
         self._commit = commit
-        pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._works)
-        self.worker = Worker(self.plan, self.ranks, self._works, pipeline=pipeline, commit=commit)
-        if self.ranks.rank == 0 and now.number:
-            for event in membership_events(now, self._whole, time.monotonic() - self._began_s):
+        pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._compute)
+        self.worker = Worker(self.plan, self.ranks, self._compute, pipeline=pipeline, commit=commit)
+        if self.ranks.rank == 0 and generation.number:
+            for event in membership_events(
+                generation, self._full_plan, time.monotonic() - self._began_s
+            ):
                 self._progress.between_steps(event_line(event), **event)
         self._began_s = time.monotonic()
-        with self._evaluation(now, steps) or nullcontext() as evaluation:
-            # an evaluation that a loss prevented, or of a run without steps
-            self._evaluate(evaluation, now.step - 1)
-            going_on = self.worker.steps(
-                steps - self._step,
-                first=self._step,
-                owes=now.owes,
-                begun=self.plan.sync.begun(now.step) and now.agreed < now.step - 1 and not now.owes,
+        with self._evaluation(generation, steps) or nullcontext() as evaluation:
+            # one that a lost device prevented, or that of a run without steps
+            self._evaluate(evaluation, generation.step - 1)
+            records = self.worker.steps(
+                steps - self._step, first=self._step, pending=self._pending_outer_step(generation)
             )
-            with closing(going_on) as done:
-                for record in done:
-                    self._after(record, commit)
+            with closing(records):
+                for record in records:
+                    self._step_done(record, commit)
                     self._evaluate(evaluation, record.step)
-                    if commit.grows:
+                    if commit.admits_joiners:
                         return False
             if self._held_out is not None:
                 # stay until the last evaluation has been reported
-                commit.end()
+                commit.finish()
         return True
 
-    def _evaluation(self, now: Generation, steps: int) -> Evaluation | None:
+    def _pending_outer_step(self, generation: Generation) -> PendingOuterStep:
+        """State in which the previous generation left the outer step."""
+        if generation.outer_step_due:
+            return PendingOuterStep.INTERRUPTED
+        previous = generation.step - 1
+        if self.plan.sync.begun(generation.step) and generation.committed_outer_step < previous:
+            return PendingOuterStep.UNAVERAGED
+        return PendingOuterStep.NONE
+
+    def _evaluation(self, generation: Generation, steps: int) -> Evaluation | None:
         if self._held_out is None:
             return None
         assert self.worker is not None
-        again = now.evaluated < now.step or (not now.number and now.step == steps)
-        after = range(now.step - again, steps)
+        evaluate_again = generation.evaluated_steps < generation.step or (
+            not generation.number and generation.step == steps
+        )
+        after = range(generation.step - evaluate_again, steps)
         return Evaluation(
-            self.plan, self.ranks, self._stage_module, self.worker.wiring, self._held_out, after
+            self.plan, self.ranks, self._model_stage, self.worker.comm_plan, self._held_out, after
         )
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
+        """Evaluate after a step, if an evaluation is due; the first rank reports the results."""
         results = [] if evaluation is None else evaluation.after(step)
         if results and self.ranks.rank == 0:
             for result in results:
                 self._progress.evaluated(result)
-            self._membership.tell_evaluated(step + 1)
+            self._membership.set_evaluated_steps(step + 1)
 
-    def _plan_of(self, now: Generation) -> TrainingPlan:
+    def _plan_of(self, generation: Generation) -> TrainingPlan:
         """The plan of a generation, the same on all ranks."""
         try:
-            plan = remove_devices(self._whole, set(self._all.names) - set(now.members))
+            plan = remove_devices(
+                self._full_plan, set(self._all_ranks.names) - set(generation.members)
+            )
         except PlanError as error:
-            raise EmptyStageError(_because(now, str(error))) from None
-        rank = now.members.index(self._membership.name)
-        if (
-            self._stage_module is not None
-            and has_head(plan, rank)
-            and self._stage_module.head is None
-        ):
-            name = self._membership.name
-            raise EmptyStageError(_because(now, f"device {name!r} has no head to go on with"))
+            raise EmptyStageError(_with_cause(generation, str(error))) from None
+        name, stage = self._membership.name, self._model_stage
+        if stage and stage.head is None and has_head(plan, generation.members.index(name)):
+            reason = f"device {name!r} has no head to go on with"
+            raise EmptyStageError(_with_cause(generation, reason))
         return plan
 
     def _connect(self) -> None:
         """Replace heartbeat connections by those of this generation."""
-        detector = self._all.detector
+        detector = self._all_ranks.detector
         assert detector is not None
         if self._heartbeats is not None:
-            # all of this generation let go of older ones before any of them closes those
+            # all ranks stop watching older connections before any of them closes those
             detector.watch_only(self._heartbeats)
-        self._held.append(self.ranks.held)
+        self._older_heartbeats.append(self.ranks.resources)
         self._heartbeats = {}
-        self._heartbeats = ring(self.ranks)
+        self._heartbeats = connect_ring(self.ranks)
         detector.watch_only(self._heartbeats)
-        close_older(self._held)
+        close_older(self._older_heartbeats)
 
-    def _hand_over(self, now: Generation) -> None:
+    def _transfer_state(self, generation: Generation) -> None:
         """Transfer state to joining devices from others of their stage."""
-        for name in now.new:
-            taker = now.members.index(name)
-            stage = self.plan.stage_of.get(taker)
-            if stage is not None:
-                # preferably from a device that acts as one with it
-                near = set(lockstep_devices(self.plan, taker))
-                group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
-                giver = next((d for d in group if now.members[d] not in now.new), None)
-                if giver is None:
-                    reason = f"stage {stage} has no device left that has its parameters"
-                    raise EmptyStageError(_because(now, reason))
-                transfer_state(self.ranks, giver, taker, self._stage_module, now.step)
-                if (
-                    taker == self.ranks.rank
-                    and giver not in near
-                    and self._stage_module is not None
-                ):
-                    self._stage_module.restart_from_global()
-            if taker == self.ranks.rank:
-                self._step = now.step
+        for name in generation.joined:
+            target = generation.members.index(name)
+            is_own = target == self.ranks.rank
+            if target in self.plan.stage_of:
+                source = self._source_of_state(generation, target)
+                transfer_state(self.ranks, source, target, self._model_stage, generation.step)
+                in_lockstep = source in lockstep_devices(self.plan, target)
+                if is_own and not in_lockstep and self._model_stage is not None:
+                    self._model_stage.restart_from_global()
+            if is_own:
+                self._step = generation.step
 
-    def _awaits_outer(self) -> bool:
+    def _source_of_state(self, generation: Generation, target: int) -> int:
+        """A device that has the parameters of a joining one, if possible in lockstep with it."""
+        stage = self.plan.stage_of[target]
+        group = self.plan.assignment.groups[stage]
+        sources = [d for d in group if generation.members[d] not in generation.joined]
+        if not sources:
+            reason = f"stage {stage} has no device left that has its parameters"
+            raise EmptyStageError(_with_cause(generation, reason))
+        lockstep = lockstep_devices(self.plan, target)
+        return next((d for d in sources if d in lockstep), sources[0])
+
+    def _outer_step_pending(self) -> bool:
         """Whether a delayed outer step of the last step is pending."""
-        agreed = NEW if self._commit is None else self._commit.agreed
-        return self.plan.sync.begun(self._step) and agreed < self._step - 1
+        committed = NO_STEP if self._commit is None else self._commit.committed_outer_step
+        return self.plan.sync.begun(self._step) and committed < self._step - 1
 
-    def _note_owed(self) -> None:
-        """Record a loss between the local updates and the outer step of a step."""
+    def _after_loss(self) -> None:
+        """Find out whether the interrupted step, or only its outer step, must be repeated."""
         commit, step, sync = self._commit, self._step, self.plan.sync
-        if self._owes or commit is None or commit.taken != step:
+        if self._outer_step_due or commit is None or commit.committed_step != step:
             return
         assert self.worker is not None and self.worker.record is not None
-        self._told = _Told(self.worker.record, commit)
+        self._last_step = _LastStep(self.worker.record, commit)
         ends = sync.begun(step) if sync.delayed else sync.due(step)
-        if ends and commit.agreed < step - sync.delayed:
-            self._owes = True
+        if ends and commit.committed_outer_step < step - sync.delayed:
+            self._outer_step_due = True
         else:
-            # others may have gone on: nothing of it is left but to begin an outer step
+            # committed by all: only a delayed outer step may have to be started again
             self._step = step + 1
 
-    def _after(self, record: StepRecord, commit: CommitProtocol) -> None:
+    def _step_done(self, record: StepRecord, commit: StoreStepCommitter) -> None:
+        """Report a step on the first rank, and write a checkpoint if one is due."""
         self._step = record.step + 1
         self._began_s = time.monotonic()
-        if self._owes:
+        if self._outer_step_due:
             # its loss was reported at the start of the generation
-            self._owes = False
+            self._outer_step_due = False
         else:
-            self._told = _Told(record, commit)
+            self._last_step = _LastStep(record, commit)
             if self.ranks.rank == 0:
-                self._tell(self._told)
+                self._report(self._last_step)
         if self._checkpoints is not None and self._checkpoints.due(record.step):
-            self._checkpoints.maybe_save(record.step)
+            self._checkpoints.save(record.step)
 
-    def _tell(self, last: _Told) -> None:
+    def _report(self, last: _LastStep) -> None:
         self._progress.step(last.record, last.commit)
-        self._membership.tell(last.record.step)
+        self._membership.set_reported_step(last.record.step)
 
-    def _tell_before(self) -> None:
-        """Report what the first rank of the previous generation could not."""
-        last, now = self._told, self._membership.now
-        first = next((m for m in now.members if m not in now.new), None)
+    def _report_missed_step(self) -> None:
+        """Report the last step if the first rank of the previous generation did not."""
+        last, generation = self._last_step, self._membership.generation
+        first = next((m for m in generation.members if m not in generation.joined), None)
         reports = self._membership.name == first
-        if reports and last is not None and self._membership.told() < last.record.step:
-            self._tell(last)
+        if reports and last is not None and self._membership.reported_step() < last.record.step:
+            self._report(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:
-        """Wait until the lost device is known."""
-        detector, loss = self._all.detector, self._membership.loss
+        """Wait for a report of the lost device that explains a closed connection.
+
+        If none arrives, the connection itself is reported; raises ``error`` if that is not
+        possible or leads to nothing.
+        """
+        detector, rank_lost = self._all_ranks.detector, self._membership.rank_lost
         assert detector is not None
         for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
-                if detector.shutdown_.line is not None:
+                if detector.shutdown.line is not None:
                     raise RunAborted
-                if loss.error is not None:
+                if rank_lost.error is not None:
                     return
-                time.sleep(LOOK_S)
-            if not self._membership.report(error):
+                time.sleep(POLL_S)
+            if not self._membership.report_connection_lost(error):
                 break
         raise error
 
 
-def _because(now: Generation, consequence: str) -> str:
-    why = next(iter((now.lost or {}).values()), "")
-    return f"{why}; {consequence}" if why else consequence
+def _with_cause(generation: Generation, consequence: str) -> str:
+    cause = next(iter(generation.lost.values()), "")
+    return f"{cause}; {consequence}" if cause else consequence

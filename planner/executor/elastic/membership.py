@@ -4,10 +4,11 @@ A generation begins with a list of devices and ends when one of them is lost, or
 device is admitted. Every device that continues registers for the next one, with the number of steps
 it has done; the first list made of these counts. A joining device registers beforehand.
 
-Keys, by number of the generation: ``membership/G`` is its list of devices; ``came/G`` has one line
-for each device that wants to join; ``lost/G`` one line for each lost device, or for a connection
-that closed between two live ones: then all of them continue. What ranks of a generation share among
-themselves begins with ``generation/G/``.
+Keys of generation G: ``membership/G`` is its list of devices; ``came/G`` has one line for each
+device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
+connection that closed between two live ones, after which all of them continue. Other keys that the
+ranks of a generation use begin with ``generation/G/``. The states of a run are listed in
+docs/explanation/elastic-runs.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,22 +27,26 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from planner.executor.comm.connections import ConnectionLost, ConnectionReset
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.fault_tolerance.heartbeat import heartbeats
-from planner.executor.rendezvous.process_group import WATCHED, ProcessGroup
-from planner.executor.rendezvous.store import BEGUN, OVER
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup
+from planner.executor.rendezvous.store import FINISHED_KEY, STARTED_KEY
 
-TOLD, EVALUATED, AGREED = "membership/told", "membership/evaluated", "membership/agreed"
-AGAIN = "again"
-"""Result of waiting for a key, if a device was lost meanwhile."""
-NEW = -1
-"""Steps of a device without parameters."""
-LOOK_S = 0.05
+REPORTED_STEP, EVALUATED_STEPS, OUTER_STEP = (
+    "membership/told",
+    "membership/evaluated",
+    "membership/agreed",
+)
+REPEAT = "again"
+"""Value of an awaited key if a device was lost meanwhile: the step is repeated."""
+NO_STEP = -1
+"""Step of a device without parameters."""
+POLL_S = 0.05
 CAUSE_S = 3.0
 """A closed connection has a cause elsewhere, which may take this long to arrive."""
-MAX_TORN = 3
+MAX_RESETS = 3
 """Generations that repeat a step because of closed connections, before a device is evicted."""
-DOUBT_S = 2.0
+RECHECK_S = 2.0
 """Interval between two reads of heartbeats, which are sent twice a second."""
-MAX_CREDIT_S = 1.0
+MAX_COUNTED_S = 1.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -64,106 +69,104 @@ class Generation:
         Device names, in the plan's order.
     step
         First step.
-    new
-        Devices without parameters.
+    joined
+        Members that need parameters from others.
     lost
-        By name, why devices of the previous generation are missing.
-    torn
-        Why it began, if no device was lost.
-    tears
-        Consecutive generations that began so at this step.
-    owes
-        Whether the update of that step was committed, but not the outer step after it.
-    evaluated
+        Reason for each device of the previous generation that was lost, by name.
+    reset
+        The closed connection that ended the previous generation; empty if a device was lost.
+    resets
+        Number of consecutive generations at this step that a closed connection ended.
+    outer_step_due
+        Whether the update of the first step is committed, but not the outer step after it.
+    evaluated_steps
         Steps after which the last evaluation was reported, or the run began.
-    agreed
+    committed_outer_step
         The step after which the last outer step was committed; smaller than any step if none was.
     """
 
     number: int
     members: tuple[str, ...]
     step: int
-    new: tuple[str, ...] = ()
-    lost: Mapping[str, str] | None = None
-    torn: str = ""
-    tears: int = 0
-    owes: bool = False
-    evaluated: int = 0
-    agreed: int = NEW
+    joined: tuple[str, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    reset: str = ""
+    resets: int = 0
+    outer_step_due: bool = False
+    evaluated_steps: int = 0
+    committed_outer_step: int = NO_STEP
 
-    def to_text(self) -> str:
-        """JSON."""
+    def to_json(self) -> str:
+        """JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> Generation:
-        """Inverse of `to_text`."""
-        data = json.loads(text)
-        return cls(
-            data["number"],
-            tuple(data["members"]),
-            data["step"],
-            tuple(data["new"]),
-            dict(data["lost"] or {}),
-            data["torn"],
-            data["tears"],
-            data["owes"],
-            data["evaluated"],
-            data["agreed"],
-        )
+    def from_json(cls, text: str) -> Generation:
+        """Inverse of `to_json`."""
+        fields = json.loads(text)
+        for name in ("members", "joined"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
 
 
 class Membership:
-    """One device's view of the membership.
+    """Membership of an elastic run, from the view of one device.
 
     Parameters
     ----------
     ranks
-        The process group of the whole plan.
+        The rank group of the whole plan.
     wait_s
-        Time for the others to miss the previous process of this device, if it joins late.
+        Time in which the others must notice that the previous process of this device is lost, if
+        this one joins late.
 
     Attributes
     ----------
-    loss
+    rank_lost
         Latch that fails when a device is lost.
-    comers
+    joiners
         Names of devices waiting to join.
     """
 
-    def __init__(self, ranks: ProcessGroup, wait_s: float) -> None:
+    def __init__(self, ranks: RankGroup, wait_s: float) -> None:
         assert ranks.detector is not None
         self._ranks, self._detector, self._wait_s = ranks, ranks.detector, wait_s
-        self._ids, self.name = ranks.names, ranks.name(ranks.rank)
+        self._names, self.name = ranks.names, ranks.name(ranks.rank)
         self._store = ranks.store
         self._lock = threading.Lock()
-        self._accused: set[str] = set()
-        self._doubted = NEW
-        self._awaited: tuple[str, ...] = ()
-        self.now = Generation(0, (), 0)
-        self.loss = ErrorLatch()
+        self._reported_lost: set[str] = set()
+        self._checked_generation = NO_STEP
+        self._awaited_keys: tuple[str, ...] = ()
+        self.generation = Generation(0, (), 0)
+        self.rank_lost = ErrorLatch()
         self.lost: dict[str, str] = {}
-        self.comers: tuple[str, ...] = ()
+        self.joiners: tuple[str, ...] = ()
 
-    def open(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """Start the first generation, with all ranks of the plan."""
-        first = Generation(0, self._ids, step, evaluated=step)
-        self._store.compare_set(BEGUN, "", first.to_text())
+        first = Generation(0, self._names, step, evaluated_steps=step)
+        self._store.compare_set(STARTED_KEY, "", first.to_json())
         self._begin(first)
 
     def join(self) -> bool:
-        """Wait until the others admit this device at the end of a step."""
-        self._detector.on_loss = self.report_lost
-        number, requested, silence = 0, -1, _Silence(self._store)
+        """Join a run that has started.
+
+        Returns
+        -------
+        bool
+            True once the others have admitted this device; False if all steps are done.
+        """
+        self._detector.on_rank_lost = self.report_lost
+        number, requested, silence_timer = 0, -1, _SilenceTimer(self._store)
         until = time.monotonic() + self._wait_s
-        while not self._store.check([OVER]):
+        while not self._store.check([FINISHED_KEY]):
             while self._store.check([f"membership/{number + 1}"]):
                 number += 1
-            generation = Generation.of_text(self._store.get(f"membership/{number}").decode())
+            generation = Generation.from_json(self._store.get(f"membership/{number}").decode())
             if self.name in generation.members and requested == number:
                 self._begin(generation)
                 return True
-            # a previous process of this device has not been missed yet
+            # the others have not noticed yet that the previous process of this device is lost
             if self.name in generation.members and time.monotonic() > until:
                 raise Evicted(
                     f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
@@ -171,92 +174,100 @@ class Membership:
                 )
             if self.name not in generation.members and requested <= number:
                 requested = number + 1
-                self._say(f"came/{requested}", {"name": self.name, "step": NEW, "owes": False})
-            others = [self._ids.index(name) for name in generation.members if name != self.name]
-            if min(silence.of(others), default=0.0) > self._detector.heartbeat_timeout_s:
+                self._append_line(
+                    f"came/{requested}", {"name": self.name, "step": NO_STEP, "owes": False}
+                )
+            others = [self._names.index(name) for name in generation.members if name != self.name]
+            if min(silence_timer.seconds(others), default=0.0) > self._detector.heartbeat_timeout_s:
                 raise Evicted(f"device {self.name!r} came, and nobody is left to continue with")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return False
 
-    def next(self, step: int, owes: bool = False) -> None:
-        """Continue into the next generation."""
-        number, silence = self.now.number + 1, _Silence(self._store)
-        key, came_key, lost_key = (
-            f"membership/{number}",
-            f"came/{number}",
-            f"lost/{self.now.number}",
-        )
-        self._say(came_key, {"name": self.name, "step": step, "owes": owes})
+    def next_generation(self, step: int, outer_step_due: bool = False) -> None:
+        """Register for the next generation with the number of committed steps, and wait for it.
+
+        Raises
+        ------
+        Evicted
+            This device is not a member.
+        """
+        number, silence_timer = self.generation.number + 1, _SilenceTimer(self._store)
+        key, registered_key = f"membership/{number}", f"came/{number}"
+        lost_key = f"lost/{self.generation.number}"
+        self._append_line(registered_key, {"name": self.name, "step": step, "owes": outer_step_due})
         while not self._store.check([key]):
-            came, lost = (self._lines(name) for name in (came_key, lost_key))
-            steps = {line["name"]: line["step"] for line in came}
-            gone = self._counted(lost)
-            late = [m for m in self.now.members if m not in steps and m not in gone]
-            if not late:
-                owing = {line["name"] for line in came if line["owes"]}
-                proposal = self._made(number, steps, owing, gone, _torn(lost))
-                self._store.compare_set(key, "", proposal.to_text())
+            registered, lost = (self._read_lines(name) for name in (registered_key, lost_key))
+            steps = {line["name"]: line["step"] for line in registered}
+            evicted = self._evicted(lost)
+            missing = [m for m in self.generation.members if m not in steps and m not in evicted]
+            if not missing:
+                outer_step_due_on = {line["name"] for line in registered if line["owes"]}
+                reset = _first_reset(lost)
+                proposal = self._propose(number, steps, outer_step_due_on, evicted, reset)
+                self._store.compare_set(key, "", proposal.to_json())
                 break
-            # a computing rank joins when it is done; one that was missed may be gone
-            silent_s = silence.of([self._ids.index(name) for name in late])
-            for name, seconds in zip(late, silent_s, strict=True):
+            # a rank that still computes registers later; one that is silent too long is lost
+            silent_s = silence_timer.seconds([self._names.index(name) for name in missing])
+            for name, seconds in zip(missing, silent_s, strict=True):
                 if seconds > self._detector.heartbeat_timeout_s:
                     self.report_lost([name], f"device {name!r} did not continue with the others")
-            # its reports no longer count: it would wait for lost devices forever
-            if self.name in gone and min(silent_s) > self._detector.heartbeat_timeout_s:
-                raise Evicted(f"{gone[self.name]}; and nobody is left to continue with")
-            time.sleep(LOOK_S)
-        generation = Generation.of_text(self._store.get(key).decode())
+            # this device is evicted and its reports do not count: alone it would wait forever
+            if self.name in evicted and min(silent_s) > self._detector.heartbeat_timeout_s:
+                raise Evicted(f"{evicted[self.name]}; and nobody is left to continue with")
+            time.sleep(POLL_S)
+        generation = Generation.from_json(self._store.get(key).decode())
         if self.name not in generation.members:
-            why = (generation.lost or {}).get(self.name, "it was not there")
+            why = generation.lost.get(self.name, "it was not there")
             raise Evicted(f"the others continue without device {self.name!r}: {why}")
         self._begin(generation)
 
-    def ranks(self, rank: int) -> ProcessGroup:
-        """The process group of the generation."""
-        return ProcessGroup(
+    def ranks(self, rank: int) -> RankGroup:
+        """The rank group of the generation."""
+        return RankGroup(
             rank,
-            len(self.now.members),
+            len(self.generation.members),
             PrefixStore(self._prefix(), self._store),
-            self.now.members,
+            self.generation.members,
             self._detector,
-            loss=self.loss,
-            waiting=self.waiting,
+            rank_lost=self.rank_lost,
+            interruptible_wait=self.interruptible_wait,
             secret=self._ranks.secret,
             address=self._ranks.address,
         )
 
-    def report_lost(self, names: Sequence[str], why: str, alone: bool = False) -> None:
-        """Report devices as lost."""
-        if alone:
-            self._doubt(names, why)
+    def report_lost(self, names: Sequence[str], why: str, is_isolated: bool = False) -> None:
+        """Report devices as lost; if this one may be isolated, check their heartbeats first."""
+        if is_isolated:
+            self._recheck(names, why)
             return
         with self._lock:
-            lost = [n for n in names if n in self.now.members and n not in self._accused]
-            self._accused |= set(lost)
-            key = f"lost/{self.now.number}"
+            lost = [
+                n for n in names if n in self.generation.members and n not in self._reported_lost
+            ]
+            self._reported_lost |= set(lost)
+            key = f"lost/{self.generation.number}"
         if lost:
             text = json.dumps({"by": self.name, "lost": lost, "why": why}) + "\n"
             self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
-    def _doubt(self, names: Sequence[str], why: str) -> None:
-        """Check heartbeats twice, then report these devices or this one as lost."""
+    def _recheck(self, names: Sequence[str], why: str) -> None:
+        """Compare heartbeats in the store after a while; report these devices or this one lost."""
         with self._lock:
-            number = self.now.number
-            if self._doubted == number:
+            number = self.generation.number
+            if self._checked_generation == number:
                 return
-            self._doubted = number
-        ranks = [self._ids.index(name) for name in names]
+            self._checked_generation = number
+        ranks = [self._names.index(name) for name in names]
         seen: list[bytes] = []
 
         def first(store: Store) -> None:
             seen.extend(heartbeats(store, ranks))
-            again = threading.Timer(DOUBT_S, self._detector.heartbeat.run_later, (second,))
-            again.daemon = True
-            again.start()
+            recheck = threading.Timer(RECHECK_S, self._detector.heartbeat.run_later, (second,))
+            recheck.daemon = True
+            recheck.start()
 
         def second(store: Store) -> None:
-            if number != self.now.number:
+            if number != self.generation.number:
                 return
             if heartbeats(store, ranks) == seen:
                 self.report_lost(names, why)
@@ -267,13 +278,15 @@ class Membership:
 
     def repeat_step(self, name: str, why: str) -> None:
         """Repeat the step with all devices: a connection has closed, both ends may be alive."""
-        key = f"lost/{self.now.number}"
+        key = f"lost/{self.generation.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
         self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
-    def report(self, error: ConnectionLost) -> bool:
-        """Report a closed connection, if no cause has arrived."""
-        if isinstance(error, ConnectionReset) and (error.device or self.now.tears < MAX_TORN):
+    def report_connection_lost(self, error: ConnectionLost) -> bool:
+        """Report a closed connection; returns False if it is not known whose."""
+        if isinstance(error, ConnectionReset) and (
+            error.device or self.generation.resets < MAX_RESETS
+        ):
             # both ends may be alive, whatever the system reports
             where = f"its connection to {error.device!r}" if error.device else "a connection"
             self.repeat_step(error.device, f"device {self.name!r} lost {where}")
@@ -284,29 +297,29 @@ class Membership:
         return True
 
     @contextmanager
-    def waiting(self, keys: Sequence[str]) -> Iterator[None]:
-        """Context of waiting for keys, which a loss interrupts."""
-        self._awaited = tuple(keys)
-        self.loss.check()
+    def interruptible_wait(self, keys: Sequence[str]) -> Iterator[None]:
+        """Context for waiting for keys; raises `DeviceLost` if a device is lost meanwhile."""
+        self._awaited_keys = tuple(keys)
+        self.rank_lost.check()
         yield
-        self._awaited = ()
-        self.loss.check()
+        self._awaited_keys = ()
+        self.rank_lost.check()
         # another rank may have reported the loss and ended this wait
         values = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
-        if AGAIN.encode() in values:
+        if REPEAT.encode() in values:
             raise DeviceLost("a device is lost")
 
-    def answer(self, key: str) -> str:
-        """Wait for a key of the generation; `AGAIN` after a loss."""
-        self._awaited = (key,)
+    def wait_for_decision(self, key: str) -> str:
+        """Wait for a key of the generation; `REPEAT` after a loss."""
+        self._awaited_keys = (key,)
         full_key = f"{self._prefix()}/{key}"
-        if self.loss.error is not None:
-            self._store.compare_set(full_key, "", AGAIN)
-        self._store.wait([full_key], WATCHED)
-        self._awaited = ()
+        if self.rank_lost.error is not None:
+            self._store.compare_set(full_key, "", REPEAT)
+        self._store.wait([full_key], LONG_TIMEOUT)
+        self._awaited_keys = ()
         return self._store.get(full_key).decode()
 
-    def forget(self, keys: Sequence[str]) -> None:
+    def delete_keys(self, keys: Sequence[str]) -> None:
         """Delete keys of the generation that no rank will read."""
         names = [f"{self._prefix()}/{key}" for key in keys]
 
@@ -316,121 +329,126 @@ class Membership:
 
         self._detector.heartbeat.run_later(delete)
 
-    def tell(self, step: int) -> None:
+    def set_reported_step(self, step: int) -> None:
         """Record that the loss of a step was reported."""
-        self._store.set(TOLD, str(step))
+        self._store.set(REPORTED_STEP, str(step))
 
-    def tell_evaluated(self, steps: int) -> None:
+    def set_evaluated_steps(self, steps: int) -> None:
         """Record that an evaluation was reported."""
-        self._store.set(EVALUATED, str(steps))
+        self._store.set(EVALUATED_STEPS, str(steps))
 
-    def tell_agreed(self, step: int) -> None:
+    def set_outer_step(self, step: int) -> None:
         """Record that the outer step after a step was committed."""
-        self._store.set(AGREED, str(step))
+        self._store.set(OUTER_STEP, str(step))
 
-    def told(self) -> int:
+    def reported_step(self) -> int:
         """The last step whose loss was reported; -1 for none."""
-        return self._number(TOLD, -1)
+        return self._read_int(REPORTED_STEP, -1)
 
-    def close(self) -> None:
-        """All steps are done: no device can join any more."""
-        self._store.set(OVER, "")
+    def finish(self) -> None:
+        """Record that all steps are done: no device can join any more."""
+        self._store.set(FINISHED_KEY, "")
 
     def _begin(self, generation: Generation) -> None:
-        number, me = generation.number, self._ids.index(self.name)
-        callbacks = {f"lost/{number}": self._hear_lost, f"came/{number + 1}": self._hear_came}
+        number, me = generation.number, self._names.index(self.name)
+        callbacks = {f"lost/{number}": self._on_lost, f"came/{number + 1}": self._on_registered}
         for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:
-            self.now, self.loss, self.lost, self.comers = generation, ErrorLatch(), {}, ()
-            self._accused = set()
-        others = [self._ids.index(name) for name in generation.members]
+            self.generation, self.rank_lost = generation, ErrorLatch()
+            self.lost, self.joiners = {}, ()
+            self._reported_lost = set()
+        others = [self._names.index(name) for name in generation.members]
         next_rank = others[(others.index(me) + 1) % len(others)]
-        self._detector.on_loss = self.report_lost
-        self._detector.watch_rank(me, next_rank, self._ids[next_rank])
+        self._detector.on_rank_lost = self.report_lost
+        self._detector.watch_rank(me, next_rank, self._names[next_rank])
         self._detector.heartbeat.poll(
-            {key: partial(hear, number) for key, hear in callbacks.items()}
+            {key: partial(callback, number) for key, callback in callbacks.items()}
         )
 
     def _prefix(self) -> str:
-        return f"generation/{self.now.number}"
+        return f"generation/{self.generation.number}"
 
-    def _made(
+    def _propose(
         self,
         number: int,
         steps: Mapping[str, int],
-        owing: Collection[str],
-        gone: Mapping[str, str],
-        torn: Mapping[str, Any] | None,
+        outer_step_due_on: Collection[str],
+        evicted: Mapping[str, str],
+        reset: Mapping[str, Any] | None,
     ) -> Generation:
-        members = tuple(name for name in self._ids if name in steps and name not in gone)
-        step = max((steps[name] for name in members), default=NEW)
-        new = tuple(name for name in members if steps[name] < step)
-        owes = any(name in owing and steps[name] == step for name in members)
+        members = tuple(name for name in self._names if name in steps and name not in evicted)
+        step = max((steps[name] for name in members), default=NO_STEP)
+        joined = tuple(name for name in members if steps[name] < step)
+        outer_step_due = any(name in outer_step_due_on and steps[name] == step for name in members)
         generation = Generation(
             number,
             members,
             step,
-            new,
-            dict(gone),
-            owes=owes,
-            evaluated=self._number(EVALUATED, self.now.evaluated),
-            agreed=self._number(AGREED, self.now.agreed),
+            joined,
+            dict(evicted),
+            outer_step_due=outer_step_due,
+            evaluated_steps=self._read_int(EVALUATED_STEPS, self.generation.evaluated_steps),
+            committed_outer_step=self._read_int(OUTER_STEP, self.generation.committed_outer_step),
         )
-        if gone or torn is None:
+        if evicted or reset is None:
             return generation
-        tears = 1 + (self.now.tears if step == self.now.step else 0)
-        return replace(generation, torn=torn["why"], tears=tears)
+        resets = 1 + (self.generation.resets if step == self.generation.step else 0)
+        return replace(generation, reset=reset["why"], resets=resets)
 
-    def _number(self, key: str, otherwise: int) -> int:
+    def _read_int(self, key: str, otherwise: int) -> int:
         return int(self._store.get(key)) if self._store.check([key]) else otherwise
 
-    def _hear_lost(self, number: int, text: str) -> None:
-        """Called in the heartbeat thread, like `_hear_came`."""
-        lines = _read(text)
-        gone, torn = self._counted(lines), _torn(lines)
+    def _on_lost(self, number: int, text: str) -> None:
+        """Called in the heartbeat thread, like `_on_registered`."""
+        lines = _parse_lines(text)
+        evicted, reset = self._evicted(lines), _first_reset(lines)
         with self._lock:
-            if not (gone or torn) or number != self.now.number or self.loss.error is not None:
+            if (
+                not (evicted or reset)
+                or number != self.generation.number
+                or self.rank_lost.error is not None
+            ):
                 return
-            self.lost, loss = gone, self.loss
-        loss(DeviceLost(next(iter(gone.values()), torn["why"] if torn else "")))
-        for key in self._awaited:
+            self.lost, rank_lost = evicted, self.rank_lost
+        rank_lost.fail(DeviceLost(next(iter(evicted.values()), reset["why"] if reset else "")))
+        for key in self._awaited_keys:
             full_key = f"generation/{number}/{key}"
-            self._detector.heartbeat.run_later(partial(_set_again, full_key))
+            self._detector.heartbeat.run_later(partial(_set_repeat, full_key))
 
-    def _hear_came(self, number: int, text: str) -> None:
-        names = (line["name"] for line in _read(text))
+    def _on_registered(self, number: int, text: str) -> None:
+        names = (line["name"] for line in _parse_lines(text))
         with self._lock:
-            if number == self.now.number:
-                self.comers = tuple(name for name in names if name not in self.now.members)
+            if number == self.generation.number:
+                self.joiners = tuple(name for name in names if name not in self.generation.members)
 
-    def _counted(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _evicted(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Devices to evict: reports by devices that are reported themselves do not count.
 
         A step repeated too often evicts one device: the other end of the connection reported first.
         All ranks derive the same.
         """
         evicted: dict[str, str] = {}
-        torn = _torn(lines) if self.now.tears >= MAX_TORN else None
-        if torn is not None and torn["torn"] in self.now.members:
-            evicted[torn["torn"]] = torn["why"]
+        reset = _first_reset(lines) if self.generation.resets >= MAX_RESETS else None
+        if reset is not None and reset["torn"] in self.generation.members:
+            evicted[reset["torn"]] = reset["why"]
         for line in lines:
             if line["by"] not in evicted:
                 evicted |= {name: line["why"] for name in line["lost"] if name not in evicted}
         return evicted
 
-    def _lines(self, key: str) -> list[dict[str, Any]]:
-        return _read(self._store.get(key).decode())
+    def _read_lines(self, key: str) -> list[dict[str, Any]]:
+        return _parse_lines(self._store.get(key).decode())
 
-    def _say(self, key: str, line: Mapping[str, Any]) -> None:
+    def _append_line(self, key: str, line: Mapping[str, Any]) -> None:
         _append(self._store, key, json.dumps(line) + "\n")
 
 
-def _read(text: str) -> list[dict[str, Any]]:
+def _parse_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def _torn(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _first_reset(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The connection reported first; None if none closed."""
     return next((line for line in lines if not line["lost"]), None)
 
@@ -439,11 +457,11 @@ def _append(store: Store, key: str, text: str) -> None:
     store.append(key, text)  # type: ignore[attr-defined]
 
 
-def _set_again(key: str, store: Store) -> None:
-    store.compare_set(key, "", AGAIN)
+def _set_repeat(key: str, store: Store) -> None:
+    store.compare_set(key, "", REPEAT)
 
 
-class _Silence:
+class _SilenceTimer:
     """Observed silence of devices.
 
     Parameters
@@ -453,14 +471,14 @@ class _Silence:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store, self._looked = store, time.monotonic()
+        self._store, self._polled_s = store, time.monotonic()
         self._seen: dict[int, bytes] = {}
         self._silent_s: dict[int, float] = {}
 
-    def of(self, ranks: Sequence[int]) -> list[float]:
+    def seconds(self, ranks: Sequence[int]) -> list[float]:
         """Seconds of silence of each rank."""
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, MAX_CREDIT_S), now
+        now_s = time.monotonic()
+        passed, self._polled_s = min(now_s - self._polled_s, MAX_COUNTED_S), now_s
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0

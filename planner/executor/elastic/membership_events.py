@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.training_plan.model import TrainingPlan
+from planner.utils.name_list import listed
 
 if TYPE_CHECKING:
     from planner.executor.elastic.membership import Generation
 
 MEMBERSHIP_EVENTS = ("lost", "came", "torn")
 """Kinds of events."""
-MAX_NAMES = 8
 
 
 def membership_events(
-    now: Generation, plan: TrainingPlan, lost_s: float
+    generation: Generation, plan: TrainingPlan, lost_s: float
 ) -> Iterator[dict[str, Any]]:
     """Events at the start of a generation.
 
@@ -26,21 +26,21 @@ def membership_events(
         JSON-ready: devices lost for one reason, devices that joined, a connection that was
         replaced.
     """
-    common = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
-    lost = now.lost or {}
+    common = {"step": generation.step, "go_on": list(generation.members), "lost_s": lost_s}
+    lost = generation.lost
     for why in dict.fromkeys(lost.values()):
-        gone = [name for name in lost if lost[name] == why]
+        names = [name for name in lost if lost[name] == why]
         yield {
             "event": "lost",
-            "devices": gone,
+            "devices": names,
             "why": why,
-            "taken_over_by": _others(gone, now, plan),
+            "taken_over_by": _others(names, generation, plan),
             **common,
         }
-    if now.torn:
-        yield {"event": "torn", "why": now.torn, **common}
-    if now.new:
-        yield {"event": "came", "devices": list(now.new), **common}
+    if generation.reset:
+        yield {"event": "torn", "why": generation.reset, **common}
+    if generation.joined:
+        yield {"event": "came", "devices": list(generation.joined), **common}
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -48,7 +48,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
     tail = f"{count} devices continue, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
-        named = _named(event["devices"])
+        named = listed(event["devices"])
         came = f"device {named} has joined"
         if len(event["devices"]) > 1:
             came = f"devices {named} have joined"
@@ -57,17 +57,12 @@ def event_line(event: Mapping[str, Any]) -> str:
         return f"{head}{event['why']}, and is connected anew: {tail}"
     others = event["taken_over_by"]
     do = "takes" if len(others) == 1 else "take"
-    return f"{head}{event['why']}; {_named(others)} {do} over: {tail}"
+    return f"{head}{event['why']}; {listed(others)} {do} over: {tail}"
 
 
-def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:
+def _others(names: list[str], generation: Generation, plan: TrainingPlan) -> list[str]:
     """Remaining devices of the stages that lost devices held or aggregated for."""
     ids = plan.cluster.network.ids
-    stages = {plan.averaged_stage(ids.index(name)) for name in gone}
+    stages = {plan.averaged_stage(ids.index(name)) for name in names}
     left = (ids[d] for stage in sorted(stages) for d in plan.assignment.groups[stage])
-    return [name for name in left if name in now.members]
-
-
-def _named(names: list[str]) -> str:
-    ellipsis = ", ..." if len(names) > MAX_NAMES else ""
-    return ", ".join(map(repr, names[:MAX_NAMES])) + ellipsis
+    return [name for name in left if name in generation.members]

@@ -9,9 +9,14 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeats
-from planner.executor.rendezvous.store import BEGUN, OVER, StoreAddress, StoreMissingError
+from planner.executor.rendezvous.store import (
+    FINISHED_KEY,
+    STARTED_KEY,
+    StoreAddress,
+    StoreMissingError,
+)
 
-LOOK_S, CONNECT_S = 0.5, 10.0
+POLL_S, CONNECT_S = 0.5, 10.0
 """Interval of polling, and timeout of a connection."""
 
 
@@ -27,22 +32,22 @@ class StoreMonitor(threading.Thread):
 
     Attributes
     ----------
-    begun, over
+    started, finished
         Whether an elastic run has started, and whether all steps are done.
-    ended
+    aborted
         Whether the run was aborted.
     answered_s
         Time of the last answered poll on the monotonic clock; 0 for none.
-    stirred_s
+    heartbeat_change_s
         Time of the last change of heartbeats, or of the first poll.
     """
 
     def __init__(self, address: StoreAddress, ranks: int) -> None:
         super().__init__(name="store view", daemon=True)
-        self.begun = self.over = self.ended = False
-        self.answered_s, self.stirred_s = 0.0, time.monotonic()
+        self.started = self.finished = self.aborted = False
+        self.answered_s, self.heartbeat_change_s = 0.0, time.monotonic()
         self._address, self.ranks = address, ranks
-        self._seen: list[bytes] = []
+        self._last_heartbeats: list[bytes] = []
         self._stopped = threading.Event()
         self.start()
 
@@ -51,26 +56,26 @@ class StoreMonitor(threading.Thread):
         while not self._stopped.is_set():
             try:
                 store = self._address.connect(CONNECT_S)
-                while not self._stopped.wait(LOOK_S):
-                    self._look(store)
+                while not self._stopped.wait(POLL_S):
+                    self._poll(store)
             except (DistError, StoreMissingError, OSError):
-                self._stopped.wait(LOOK_S)
+                self._stopped.wait(POLL_S)
 
     def stop(self) -> None:
         """Stop polling; waits for a pending poll, with a timeout."""
         self._stopped.set()
         self.join(CONNECT_S)
 
-    def knows(self, since_s: float) -> bool:
+    def polled_since(self, since_s: float) -> bool:
         """Whether its data are newer than a given time."""
         return self.answered_s > since_s
 
-    def _look(self, store: Store) -> None:
+    def _poll(self, store: Store) -> None:
         begin_s = time.monotonic()
-        self.begun = self.begun or store.check([BEGUN])
-        self.over = self.over or store.check([OVER]) or store.check(["parted/all"])
-        self.ended = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
+        self.started = self.started or store.check([STARTED_KEY])
+        self.finished = self.finished or store.check([FINISHED_KEY]) or store.check(["parted/all"])
+        self.aborted = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
         counters = heartbeats(store, range(self.ranks))
-        if counters != self._seen:
-            self._seen, self.stirred_s = counters, time.monotonic()
+        if counters != self._last_heartbeats:
+            self._last_heartbeats, self.heartbeat_change_s = counters, time.monotonic()
         self.answered_s = begin_s

@@ -12,25 +12,25 @@ class ErrorLatch:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._lock = threading.Lock()
-        self._wake: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
-    def on_failure(self, wake: Callable[[], None]) -> None:
+    def on_failure(self, callback: Callable[[], None]) -> None:
         """Register a callback for the first error; called at once if there is one."""
         with self._lock:
-            self._wake.append(wake)
+            self._callbacks.append(callback)
             failed = self.error is not None
         if failed:
-            wake()
+            callback()
 
-    def __call__(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Record an error."""
         with self._lock:
             if self.error is not None:
                 return
             self.error = error
-            wakes = list(self._wake)
-        for wake in wakes:
-            wake()
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
 
     def check(self) -> None:
         """Raise the error, if there is one."""

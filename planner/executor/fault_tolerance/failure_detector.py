@@ -23,16 +23,18 @@ from torch.distributed import DistError
 
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
-from planner.executor.rendezvous.store import BEGUN, StoreAddress, StoreMissingError
+from planner.executor.rendezvous.store import STARTED_KEY, StoreAddress, StoreMissingError
+from planner.utils.name_list import listed
+from planner.utils.refusal import Refusal
 
 HEARTBEAT_TIMEOUT_S = 10.0
 LATENCIES = 25.0
 """Smallest default timeout, as a multiple of the plan's longest latency."""
 TICK_S = 0.25
 PING_S = 1.0
-TOGETHER_S = 2.5
+SAME_CAUSE_S = 2.5
 """Devices whose silence began within so long were lost together."""
-PING, FAREWELL = b"\1", b"\0"
+PING, GOODBYE = b"\1", b"\0"
 RECONNECT_S = 1.0
 """Timeout for reconnecting to the store."""
 PUBLISH_S = 3.0
@@ -41,11 +43,10 @@ CAUSE_S = 2.0
 """A closed connection or a signal has a cause elsewhere, which may take this long to arrive."""
 GRACE_S = 2.0
 """Time for the main thread to begin to leave; then the process is ended from here."""
-LEAVE_S = 8.0
+EXIT_S = 8.0
 """Time for the main thread to leave, including notifications."""
 LINGER_S = GRACE_S
 """Time that the process serving the store stays, so that others can read the reason."""
-MAX_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -70,17 +71,17 @@ class FailureDetector(threading.Thread):
 
     Attributes
     ----------
-    on_loss
-        Called with names of lost devices, the reason, and whether no other device is heard either,
-        in an elastic run; None if a loss ends the run.
+    on_rank_lost
+        In an elastic run, called with the names of lost devices, the reason, and whether all
+        watched devices are silent; None if a loss ends the run.
     """
 
     def __init__(
-        self, name: str, shutdown_: Shutdown, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+        self, name: str, shutdown: Shutdown, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     ) -> None:
         super().__init__(name="watch", daemon=True)
-        self.on_loss: Callable[[Sequence[str], str, bool], None] | None = None
-        self.device, self.shutdown_, self.heartbeat_timeout_s = name, shutdown_, heartbeat_timeout_s
+        self.on_rank_lost: Callable[[Sequence[str], str, bool], None] | None = None
+        self.device, self.shutdown, self.heartbeat_timeout_s = name, shutdown, heartbeat_timeout_s
         self.server = "the launcher"
         self._serves = False
         self._address: StoreAddress | None = None
@@ -91,23 +92,23 @@ class FailureDetector(threading.Thread):
         self._proposal = ("", FAILED)
         self._server_ended = False
         self._signal: tuple[int, float] | None = None
-        self._over = False
-        self._leaving = False
-        self._wakes, self._wake = socket.socketpair()
-        for end in (self._wakes, self._wake):
+        self._stopped = False
+        self._main_thread_exiting = False
+        self._signal_reader, self._signal_writer = socket.socketpair()
+        for end in (self._signal_reader, self._signal_writer):
             end.setblocking(False)
-        self._ready = selectors.DefaultSelector()
-        self._ready.register(self._wakes, selectors.EVENT_READ)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._signal_reader, selectors.EVENT_READ)
 
     def start_watching(self, address: StoreAddress, *, serves: bool) -> None:
         """Start to watch the store and signals; call in the main thread."""
         self._address, self._serves = address, serves
         store = address.connect(self.heartbeat_timeout_s)
         self._heartbeat = Heartbeat(
-            store, self._end, self._store_gone, lambda: address.connect(RECONNECT_S)
+            store, self._end_run, self._end_for_lost_store, lambda: address.connect(RECONNECT_S)
         )
         # the system writes it even while the main thread is blocked
-        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
         self._heartbeat.start()
@@ -121,7 +122,7 @@ class FailureDetector(threading.Thread):
 
     def watch_rank(self, rank: int, other: int, name: str) -> None:
         """Send heartbeats as this rank, and watch another one."""
-        self.heartbeat.watch_rank(rank, other, lambda s: self._judge([name], s))
+        self.heartbeat.watch_rank(rank, other, lambda s: self._check_silence([name], s))
 
     @contextmanager
     def watching(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
@@ -134,7 +135,7 @@ class FailureDetector(threading.Thread):
             with self._lock:
                 for connection in heartbeats:
                     if self._heartbeats.pop(connection, None) is not None:
-                        _send(connection, FAREWELL)
+                        _send(connection, GOODBYE)
 
     def watch_only(self, heartbeats: Collection[socket.socket]) -> None:
         """Watch only these connections."""
@@ -153,56 +154,59 @@ class FailureDetector(threading.Thread):
 
     def exit_on_error(self, line: str) -> int:
         """End after an error of the main thread that is a consequence of something else."""
-        self._leaving = True
-        if not self.shutdown_.wait(CAUSE_S):
+        self._main_thread_exiting = True
+        if not self.shutdown.wait(CAUSE_S):
             self.abort_run(line)
-            self.shutdown_.wait(PUBLISH_S)
+            self.shutdown.wait(PUBLISH_S)
         return self.exit_code(line)
 
     def exit_alone(self, line: str) -> int:
         """End alone: the others continue."""
-        self._leaving = True
-        self.shutdown_.because(line, LEFT)
+        self._main_thread_exiting = True
+        self.shutdown.request(line, LEFT)
         return self.exit_code()
 
     def exit_unless_store_lost(self, line: str) -> int:
         """End alone, unless the store is lost for all."""
-        self._leaving = True
-        rounds, until = self.heartbeat.rounds, time.monotonic() + self.heartbeat_timeout_s
+        self._main_thread_exiting = True
+        answers, until = self.heartbeat.answers, time.monotonic() + self.heartbeat_timeout_s
         # try another connection to the store
-        while self.heartbeat.rounds < rounds + 2 and time.monotonic() < until:
-            if self.shutdown_.wait(TICK_S):
+        while self.heartbeat.answers < answers + 2 and time.monotonic() < until:
+            if self.shutdown.wait(TICK_S):
                 return self.exit_code()
         return self.exit_alone(line)
 
-    def exit_on_refusal(self, line: str, code: int) -> int:
-        """End because of an error of this process, and notify the others."""
-        if self.on_loss is not None:
+    def exit_on_refusal(self, line: str, code: int, *, for_all: bool = False) -> int:
+        """End because of an error of this process, and notify the others.
+
+        In an elastic run the others continue, unless the error ends the run for all.
+        """
+        if self.on_rank_lost is not None and not for_all:
             return self.exit_alone(line)
-        self._leaving = True
-        self.shutdown_.because(line, code)
-        self.shutdown_.leave()
+        self._main_thread_exiting = True
+        self.shutdown.request(line, code)
+        self.shutdown.print_reason()
         if self._heartbeat is not None and self._heartbeat.is_alive():
             self._heartbeat.abort_run(line)
             self._heartbeat.join(PUBLISH_S)
         else:
-            telling = threading.Thread(target=_tell, args=(line,), daemon=True)
-            telling.start()
-            telling.join(PUBLISH_S)
+            publisher = threading.Thread(target=_publish_reason, args=(line,), daemon=True)
+            publisher.start()
+            publisher.join(PUBLISH_S)
         return self.exit_code(line)
 
     def exit_code(self, line: str = "") -> int:
         """Last call: print the reason if there is one, and return the exit code."""
-        self._leaving = True
-        self.shutdown_.because(line)
-        code = self.shutdown_.leave()
+        self._main_thread_exiting = True
+        self.shutdown.request(line)
+        code = self.shutdown.print_reason()
         if self._serves:
             time.sleep(LINGER_S)
         return code
 
     def stop_watching(self) -> None:
         """All ranks have finished: silence is no longer a failure."""
-        self._over = True
+        self._stopped = True
         with self._lock:
             self._heartbeats.clear()
         if self._heartbeat is not None:
@@ -210,45 +214,46 @@ class FailureDetector(threading.Thread):
 
     def run(self) -> None:
         """Until `stop_watching`, or until the process must end."""
-        looked = pinged = ended = time.monotonic()
-        rounds, silent_s = 0, 0.0
+        polled_s = pinged_s = running_s = time.monotonic()
+        answers, silent_s = 0, 0.0
         heartbeat = self._heartbeat
         assert heartbeat is not None
-        while not self._over:
-            self._listen()
+        while not self._stopped:
+            self._poll()
             now = time.monotonic()
-            passed, looked = min(now - looked, 2 * TICK_S), now
-            if self.shutdown_.line is not None:
-                if now - ended > (LEAVE_S if self._leaving else GRACE_S):
-                    self.shutdown_.force()
+            passed_s, polled_s = min(now - polled_s, 2 * TICK_S), now
+            if self.shutdown.line is not None:
+                if now - running_s > (EXIT_S if self._main_thread_exiting else GRACE_S):
+                    self.shutdown.exit_process()
                 continue
-            ended = now
-            silent_s = 0.0 if heartbeat.rounds != rounds else silent_s + passed
-            rounds = heartbeat.rounds
+            running_s = now
+            silent_s = 0.0 if heartbeat.answers != answers else silent_s + passed_s
+            answers = heartbeat.answers
             if silent_s > self.heartbeat_timeout_s:
-                self._store_gone(f"has not answered for {self.heartbeat_timeout_s:g} s")
-            if now - pinged >= PING_S:
-                pinged = now
+                self._end_for_lost_store(f"has not answered for {self.heartbeat_timeout_s:g} s")
+            if now - pinged_s >= PING_S:
+                pinged_s = now
                 self._ping()
-            self._count(passed)
-            self._obey(now)
+            self._measure_silence(passed_s)
+            self._handle_signal(now)
             if self._proposed_s is not None and now - self._proposed_s > PUBLISH_S:
-                if self._server_ended:  # what those say who had no connection to it
-                    self._store_gone()
+                if self._server_ended:
+                    # the same line as on ranks that had no connection to that device
+                    self._end_for_lost_store()
                 else:
-                    self._end(self._proposal[0])
+                    self._end_run(self._proposal[0])
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         """Wait briefly for signals and heartbeats on connections."""
         # poll connections in turn: heartbeats of many would wake this thread too often
-        if self._ready.select(TICK_S):
-            self._take_signals(self._wakes.recv(64))
+        if self._selector.select(TICK_S):
+            self._record_signals(self._signal_reader.recv(64))
         with self._lock:
             connections = list(self._heartbeats)
         for connection in connections:
-            self._hear(connection)
+            self._receive_heartbeat(connection)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive_heartbeat(self, connection: socket.socket) -> None:
         with self._lock:
             if (watched := self._heartbeats.get(connection)) is None:
                 return
@@ -259,87 +264,93 @@ class FailureDetector(threading.Thread):
             except OSError:
                 received = b""
             watched.silent_s = 0.0
-            if not received or FAREWELL in received:
+            if not received or GOODBYE in received:
                 del self._heartbeats[connection]
         if not received:
             self._server_ended |= self.server == f"device {watched.name!r}"
-            self._miss([watched.name], f"device {watched.name!r} is gone: its process has ended")
+            self._report_lost(
+                [watched.name], f"device {watched.name!r} is gone: its process has ended"
+            )
 
     def _ping(self) -> None:
         with self._lock:
             for connection in self._heartbeats:
                 _send(connection, PING)
 
-    def _count(self, passed_s: float) -> None:
+    def _measure_silence(self, passed_s: float) -> None:
         with self._lock:
-            for line in self._heartbeats.values():
-                line.silent_s += passed_s
-            silent: dict[str, float] = {}
-            for line in self._heartbeats.values():  # of two to one device, the one that was heard
-                silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
-        longest_s = max(silent.values(), default=0.0)
+            silence_of: dict[str, float] = {}
+            for watched in self._heartbeats.values():
+                watched.silent_s += passed_s
+                # of several connections to a device, that with the latest heartbeat counts
+                shortest_s = silence_of.get(watched.name, math.inf)
+                silence_of[watched.name] = min(watched.silent_s, shortest_s)
+        longest_silence_s = max(silence_of.values(), default=0.0)
         # one device, a whole site that fell silent at the same time, or this device is cut off
-        apart_s = min(TOGETHER_S, self.heartbeat_timeout_s / 2)
-        together = [n for n, silent_s in silent.items() if silent_s > longest_s - apart_s]
-        alone = 1 < len(together) == len(silent)
-        self._judge(together, longest_s, f"to {self.device!r} ", alone)
+        tolerance_s = min(SAME_CAUSE_S, self.heartbeat_timeout_s / 2)
+        silent_devices = [
+            name
+            for name, silent_s in silence_of.items()
+            if silent_s > longest_silence_s - tolerance_s
+        ]
+        is_isolated = 1 < len(silent_devices) == len(silence_of)
+        self._check_silence(silent_devices, longest_silence_s, f"to {self.device!r} ", is_isolated)
 
-    def _judge(
-        self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
+    def _check_silence(
+        self, names: Sequence[str], silent_s: float, toward: str = "", is_isolated: bool = False
     ) -> None:
         if silent_s > self.heartbeat_timeout_s:
-            listed = ", ".join(map(repr, names[:MAX_NAMES]))
-            listed += ", ..." if len(names) > MAX_NAMES else ""
-            self._miss(
+            self._report_lost(
                 names,
-                f"device {listed} gave no sign of life {whom}for {self.heartbeat_timeout_s:g} s: "
-                "stopped, or cut off; --patience allows for longer",
-                alone,
+                f"device {listed(names)} gave no sign of life {toward}for "
+                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for "
+                "longer",
+                is_isolated,
             )
 
-    def _miss(self, names: Sequence[str], line: str, alone: bool = False) -> None:
-        if self.on_loss is None:
+    def _report_lost(self, names: Sequence[str], line: str, is_isolated: bool = False) -> None:
+        if self.on_rank_lost is None:
             self.abort_run(line)
         else:
-            self.on_loss(names, line, alone)
+            self.on_rank_lost(names, line, is_isolated)
 
-    def _take_signals(self, numbers: bytes) -> None:
-        known = [n for n in numbers if n in SIGNALS]
-        if known and self._signal is None:
-            self._signal = known[0], time.monotonic()
+    def _record_signals(self, numbers: bytes) -> None:
+        handled = [n for n in numbers if n in SIGNALS]
+        if handled and self._signal is None:
+            self._signal = handled[0], time.monotonic()
 
-    def _obey(self, now: float) -> None:
+    def _handle_signal(self, now: float) -> None:
         """End by a signal: a launcher ends all ranks when one has failed, which is the reason."""
         if self._signal is None:
             return
-        number, came_s = self._signal
-        if number == signal.SIGINT or now - came_s > CAUSE_S:
+        number, received_s = self._signal
+        if number == signal.SIGINT or now - received_s > CAUSE_S:
             name = signal.Signals(number).name
             line, code = f"device {self.device!r} was told to end ({name})", 128 + number
-            if self.on_loss is None:
+            if self.on_rank_lost is None:
                 self.abort_run(line, code)
             else:
-                self.shutdown_.because("" if number == signal.SIGINT else line, code)
+                self.shutdown.request("" if number == signal.SIGINT else line, code)
 
-    def _end(self, reason: str) -> None:
+    def _end_run(self, reason: str) -> None:
         """End for a reason; not printed if this process was interrupted."""
         line, code = self._proposal
-        own = reason == line
-        silent = own and code == 128 + signal.SIGINT
-        self.shutdown_.because("" if silent else reason, code if own else FAILED)
+        is_own = reason == line
+        silence_of = is_own and code == 128 + signal.SIGINT
+        self.shutdown.request("" if silence_of else reason, code if is_own else FAILED)
 
-    def _store_gone(self, how: str = "is gone") -> None:
-        self.shutdown_.because(f"{self._address}, which {self.server} serves, {how}")
+    def _end_for_lost_store(self, problem: str = "is gone") -> None:
+        self.shutdown.request(f"{self._address}, which {self.server} serves, {problem}")
 
 
-def _send(connection: socket.socket, what: bytes) -> None:
+def _send(connection: socket.socket, data: bytes) -> None:
     with suppress(OSError):
-        connection.send(what, socket.MSG_DONTWAIT)
+        connection.send(data, socket.MSG_DONTWAIT)
 
 
-def _tell(line: str) -> None:
+def _publish_reason(line: str) -> None:
     """Write a reason into the store, if possible."""
-    with suppress(DistError, StoreMissingError, ValueError):
-        store = StoreAddress.of_environment().connect(PUBLISH_S)
-        if not store.check([BEGUN]):  # else the others continue without this process
+    with suppress(DistError, StoreMissingError, Refusal):
+        store = StoreAddress.from_environment().connect(PUBLISH_S)
+        if not store.check([STARTED_KEY]):  # else the others continue without this process
             publish(store, line)

@@ -21,7 +21,7 @@ from planner.executor.rendezvous.store import StoreMissingError
 ABORT, RUNNING = "abort", "running"
 """The key that aborts the run, and its value until then."""
 PERIOD_S = 0.5
-MAX_CREDIT_S = 3.0
+MAX_COUNTED_S = 3.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -33,10 +33,10 @@ def publish(store: Store, line: str) -> str:
 
 
 class _Target(NamedTuple):
-    """Key of the watched rank's heartbeats, and what is called with its silence in seconds."""
+    """Heartbeat key of the watched rank, and a callback for its silence in seconds."""
 
     key: str
-    silent: Callable[[float], None]
+    on_silence: Callable[[float], None]
 
 
 class Heartbeat(threading.Thread):
@@ -46,46 +46,47 @@ class Heartbeat(threading.Thread):
     ----------
     store
         A connection that nothing else uses.
-    ended
+    on_abort
         Called with the reason of an abort.
-    lost
+    on_store_lost
         Called when the store is lost.
-    again
+    reconnect
         Opens another connection to the store; raises `StoreMissingError`.
 
     Attributes
     ----------
-    rounds
+    answers
         Number of answers of the store.
     """
 
     def __init__(
         self,
         store: Store,
-        ended: Callable[[str], None],
-        lost: Callable[[], None],
-        again: Callable[[], Store],
+        on_abort: Callable[[str], None],
+        on_store_lost: Callable[[], None],
+        reconnect: Callable[[], Store],
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self.rounds = 0
-        self._store, self._ended, self._lost, self._again = store, ended, lost, again
-        self._own: str | None = None
+        self.answers = 0
+        self._store, self._on_abort, self._on_store_lost = store, on_abort, on_store_lost
+        self._reconnect = reconnect
+        self._own_key: str | None = None
         self._target: _Target | None = None
-        self._line: str | None = None
+        self._abort_reason: str | None = None
         self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
         self._job: Callable[[Store], None] | None = None
         self._polled_keys: Mapping[str, Callable[[str], None]] = {}
-        self._count, self._seen, self._silent_s = 0, "", 0.0
-        self._watched: _Target | None = None
-        self._looked = time.monotonic()
+        self._count, self._last_seen, self._silent_s = 0, "", 0.0
+        self._last_target: _Target | None = None
+        self._polled_s = time.monotonic()
         self._stopped = False
-        self._look = threading.Event()
+        self._wakeup = threading.Event()
 
-    def watch_rank(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
+    def watch_rank(self, rank: int, other: int, on_silence: Callable[[float], None]) -> None:
         """Send heartbeats, and watch another rank from its first one on."""
-        self._own = heartbeat_key(rank)
+        self._own_key = heartbeat_key(rank)
         # one assignment: the thread must never see the key of one rank with another's callback
-        self._target = _Target(heartbeat_key(other), silent)
+        self._target = _Target(heartbeat_key(other), on_silence)
 
     def poll(self, keys: Mapping[str, Callable[[str], None]]) -> None:
         """Poll these keys too, and no others."""
@@ -94,76 +95,76 @@ class Heartbeat(threading.Thread):
     def run_later(self, job: Callable[[Store], None]) -> None:
         """Run a job with the store soon."""
         self._jobs.put(job)
-        self._look.set()
+        self._wakeup.set()
 
     def abort_run(self, line: str) -> None:
         """Abort the run with this reason, unless there is one already."""
-        self._line = self._line or line
-        self._look.set()
+        self._abort_reason = self._abort_reason or line
+        self._wakeup.set()
 
     def stop(self) -> None:
         """Stop heartbeats."""
         self._stopped = True
-        self._look.set()
+        self._wakeup.set()
 
     def run(self) -> None:
         """Until `stop` or an abort."""
         while True:
-            rounds = self.rounds
+            answers = self.answers
             try:
                 self._store.compare_set(ABORT, "", RUNNING)
-                self._rounds()
+                self._poll_until_stopped()
                 return
             except DistError:
                 if self._stopped:
                     return
             # a connection that closes at once does not count
-            if self.rounds == rounds or not self._connected():
-                self._lost()
+            if self.answers == answers or not self._try_reconnect():
+                self._on_store_lost()
                 return
 
-    def _connected(self) -> bool:
+    def _try_reconnect(self) -> bool:
         try:
-            self._store = self._again()
+            self._store = self._reconnect()
         except StoreMissingError:
             return False
         return True
 
-    def _rounds(self) -> None:
+    def _poll_until_stopped(self) -> None:
         while not self._stopped:
             self._do_jobs()
             target = self._target
-            if self._watched is not target:
-                self._watched, self._seen, self._silent_s = target, "", 0.0
-            if self._line is not None:
-                self._ended(publish(self._store, self._line))
+            if self._last_target is not target:
+                self._last_target, self._last_seen, self._silent_s = target, "", 0.0
+            if self._abort_reason is not None:
+                self._on_abort(publish(self._store, self._abort_reason))
                 return
-            if self._own is not None:
+            if self._own_key is not None:
                 self._count += 1
-                self._store.set(self._own, str(self._count))
+                self._store.set(self._own_key, str(self._count))
             # reading a missing key would block
             callbacks = self._polled_keys
             keys = [ABORT, *callbacks]
-            if target is not None and (self._seen or self._store.check([target.key])):
+            if target is not None and (self._last_seen or self._store.check([target.key])):
                 keys.append(target.key)
             reason, *values = [value.decode() for value in self._store.multi_get(keys)]
             polled, heartbeats = values[: len(callbacks)], values[len(callbacks) :]
-            self.rounds += 1
+            self.answers += 1
             if reason != RUNNING:
-                self._ended(reason)
+                self._on_abort(reason)
                 return
             for callback, value in zip(callbacks.values(), polled, strict=True):
                 callback(value)
             now = time.monotonic()
-            self._silent_s += min(now - self._looked, MAX_CREDIT_S)
-            self._looked = now
+            self._silent_s += min(now - self._polled_s, MAX_COUNTED_S)
+            self._polled_s = now
             if heartbeats:
-                if heartbeats[0] != self._seen:
-                    self._seen, self._silent_s = heartbeats[0], 0.0
+                if heartbeats[0] != self._last_seen:
+                    self._last_seen, self._silent_s = heartbeats[0], 0.0
                 assert target is not None
-                target.silent(self._silent_s)
-            self._look.wait(PERIOD_S)
-            self._look.clear()
+                target.on_silence(self._silent_s)
+            self._wakeup.wait(PERIOD_S)
+            self._wakeup.clear()
 
     def _do_jobs(self) -> None:
         while True:

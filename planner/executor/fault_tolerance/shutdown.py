@@ -38,59 +38,59 @@ class Shutdown:
         self.line: str | None = None
         self.hint = ""
         self.code = FAILED
-        self._known = threading.Event()
-        self._lock, self._out = threading.Lock(), threading.Lock()
-        self._said = False
-        self._wake: list[Callable[[], None]] = []
-        self._undo: list[Callable[[], None]] = []
+        self._requested = threading.Event()
+        self._lock, self._print_lock = threading.Lock(), threading.Lock()
+        self._printed = False
+        self._request_callbacks: list[Callable[[], None]] = []
+        self._exit_callbacks: list[Callable[[], None]] = []
 
-    def because(self, line: str, code: int = FAILED) -> None:
+    def request(self, line: str, code: int = FAILED) -> None:
         """End for this reason, unless there is one already."""
         with self._lock:
             if self.line is not None:
                 return
             self.line, self.code = line, code
-            wake = list(self._wake)
-        self._known.set()
-        for call in wake:
-            call()
+            callbacks = list(self._request_callbacks)
+        self._requested.set()
+        for callback in callbacks:
+            callback()
 
-    def on_end(self, wake: Callable[[], None]) -> None:
+    def on_request(self, callback: Callable[[], None]) -> None:
         """Register a callback for the end of the run; called at once if it has ended."""
         with self._lock:
-            self._wake.append(wake)
-            over = self.line is not None
-        if over:
-            wake()
+            self._request_callbacks.append(callback)
+            requested = self.line is not None
+        if requested:
+            callback()
 
-    def forget(self, wake: Callable[[], None]) -> None:
+    def remove_callback(self, callback: Callable[[], None]) -> None:
         """Remove a callback."""
         with self._lock:
-            if wake in self._wake:
-                self._wake.remove(wake)
+            if callback in self._request_callbacks:
+                self._request_callbacks.remove(callback)
 
-    def before_end(self, undo: Callable[[], None]) -> None:
+    def on_exit(self, callback: Callable[[], None]) -> None:
         """Register an idempotent callback that also runs if the process cannot exit normally."""
-        self._undo.append(undo)
+        self._exit_callbacks.append(callback)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a reason; returns whether there is one."""
-        return self._known.wait(timeout_s)
+        return self._requested.wait(timeout_s)
 
-    def leave(self) -> int:
+    def print_reason(self) -> int:
         """Print the reason once; returns the exit code."""
-        with self._out:
-            if not self._said:
-                for undo in self._undo:
+        with self._print_lock:
+            if not self._printed:
+                for callback in self._exit_callbacks:
                     with suppress(Exception):
-                        undo()
+                        callback()
                 if self.line:
                     # write to the descriptor: another thread may hold Python's lock on the stream
                     with suppress(OSError):
                         os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
-            self._said = True
+            self._printed = True
         return self.code
 
-    def force(self) -> None:
+    def exit_process(self) -> None:
         """Exit from any thread, even if others are blocked."""
-        os._exit(self.leave())
+        os._exit(self.print_reason())

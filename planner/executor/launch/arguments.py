@@ -18,18 +18,18 @@ def parse_arguments(
     argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
 ) -> RunConfig:
     """Parse the command line."""
-    # keep options as given, for those who search the words
+    # no abbreviations: launchers search the arguments for whole option names
     parser = OneLineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     add_options(parser)
-    add_trust(parser)
+    add_authentication_options(parser)
     add_force(parser)
     args = parser.parse_args(argv)
-    return RunConfig.of(args, devices=tuple(args.devices))
+    return RunConfig.from_arguments(args, devices=tuple(args.devices))
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_authentication_options(parser: argparse.ArgumentParser) -> None:
     """Add options for authentication, and for the address to listen on."""
     parser.add_argument(
         "--secret-file",
@@ -45,8 +45,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def secret_of(bind: str | None, secret_file: Path | None) -> Secret | None:
-    """The secret given by the options of `add_trust`; sets the address for this process."""
+def load_secret(bind: str | None, secret_file: Path | None) -> Secret | None:
+    """Load the secret of the run; sets the address on which this process listens."""
     if bind is not None:
         os.environ[BIND] = bind
-    return Secret.of_environment(secret_file)
+    return Secret.from_environment(secret_file)

@@ -13,17 +13,18 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from planner.executor.comm.connections import ConnectionLost
-from planner.executor.elastic.elastic import EmptyStageError
+from planner.executor.elastic.elastic import EmptyStageError, RunRefused
 from planner.executor.elastic.membership import Evicted
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
 from planner.executor.rendezvous.rank_assignment import RendezvousTimeout
 from planner.executor.rendezvous.store import StoreMissingError
 from planner.utils.output_files import NO_ROOM
+from planner.utils.refusal import Refusal
 
-STARTER = "PLANNER_STARTER"
+LAUNCHER_PID = "PLANNER_STARTER"
 """Environment variable: process id of the launcher, which ends this process."""
-DEATH_SIGNAL = 1
+SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 
@@ -48,14 +49,14 @@ def allow_descriptors() -> None:
 
 def die_with_parent() -> None:
     """Receive a signal when the launcher dies; Linux only."""
-    starter = os.environ.get(STARTER)
-    if starter is None or sys.platform != "linux":
+    launcher_pid = os.environ.get(LAUNCHER_PID)
+    if launcher_pid is None or sys.platform != "linux":
         return
     import ctypes
 
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if str(os.getppid()) != starter:  # it was gone before
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if str(os.getppid()) != launcher_pid:  # the launcher died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -75,36 +76,42 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
         # the others may still have the store, and continue
         return (
             detector.exit_on_error(line)
-            if detector.on_loss is None
+            if detector.on_rank_lost is None
             else detector.exit_unless_store_lost(line)
         )
     except (StoreMissingError, RendezvousTimeout) as error:
         return detector.exit_on_refusal(str(error), FAILED)
-    except ValueError as error:
-        return detector.exit_on_refusal(_of(name, str(error)), REFUSED)
+    except RunRefused as error:
+        return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED, for_all=True)
+    except Refusal as error:
+        return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED)
     except OSError as error:
         if error.errno in NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
             return detector.exit_on_refusal(
-                _of(name, f"{where}{error.strerror}; free some room"), FAILED
+                _with_device(name, f"{where}{error.strerror}; free some room"), FAILED
             )
-        return detector.exit_on_refusal(_of(name, f"{error}; check paths and permissions"), REFUSED)
+        return detector.exit_on_refusal(
+            _with_device(name, f"{error}; check paths and permissions"), REFUSED
+        )
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+        return 128 + signal.SIGINT  # before rendezvous; the launcher prints one line
     except Exception as error:
         traceback.print_exc()
-        return detector.exit_on_refusal(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+        return detector.exit_on_refusal(
+            _with_device(name, f"{type(error).__name__}: {error}"), FAILED
+        )
 
 
 def exit_now(code: int) -> NoReturn:
     """Exit at once, without waiting for threads."""
-    with suppress(OSError):  # nobody may read any more
+    with suppress(OSError):  # the reading end may be closed
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _of(name: str, message: str) -> str:
+def _with_device(name: str, message: str) -> str:
     """One line, with the device's name unless it contains it."""
     message = " ".join(message.split())
     return message if message.startswith(f"device {name!r}") else f"device {name!r}: {message}"

@@ -19,18 +19,19 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import require_elastic
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, require_outputs
+from planner.utils.refusal import Refusal
 from planner.workload.calibration import FORMAT
 
 EVERY, EVAL_EVERY, EVAL_BATCHES = 100, 100, 4
 FILES = ("data", "tokenizer", "eval_data", "weights", "export")
-TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
+GIVEN_TO_ALL_OR_NONE = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Options given to all ranks or none; file names may differ."""
-OWN = (
+PER_RANK = (
     *("plan", "devices", "wait", "patience", "device", "secret_file", "bind", "force", "events"),
     "record",
 )
 """Options that may differ between ranks."""
-MODIFIES = {
+MODIFIER_OF = {
     "every": "checkpoint",
     "shuffle": "data",
     "eval_every": "eval_data",
@@ -43,7 +44,7 @@ CONFLICTS = {
     "direct": ("elastic", "rebalance"),
 }
 """Options that exclude each other."""
-NO_MODEL = (
+NEEDS_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
     *("direct", "compile"),
 )
@@ -57,9 +58,9 @@ GROUPS = {
 """Titles of groups of options."""
 
 
-def _option(default: Any, about: str, *, group: str = "", **how: Any) -> Any:
-    """Declare a field that is an option; ``how`` is for `argparse`."""
-    return field(default=default, metadata={"help": about, "group": group, **how})
+def _option(default: Any, about: str, *, group: str = "", **argparse_options: Any) -> Any:
+    """Declare a field that is an option; ``argparse_options`` is for `argparse`."""
+    return field(default=default, metadata={"help": about, "group": group, **argparse_options})
 
 
 def _rate(name: str, about: str) -> Any:
@@ -69,7 +70,7 @@ def _rate(name: str, about: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options of a run; `add_options` says what each of them is.
+    """Options of a run; their help texts, shown by `add_options`, describe them.
 
     Attributes
     ----------
@@ -242,21 +243,21 @@ class RunConfig:
     rest: int = _option(0, "steps before, each begun together", group="simulated", type=int)
 
     @classmethod
-    def of(cls, args: argparse.Namespace, **values: Any) -> RunConfig:
+    def from_arguments(cls, args: argparse.Namespace, **values: Any) -> RunConfig:
         """From parsed options; fields that the parser lacks have their default."""
         parsed = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
         return cls(**(parsed | values))
 
     def to_arguments(self) -> list[str]:
         """The command line of a rank with these options."""
-        words = [str(self.plan), "--devices", *self.devices]
+        arguments = [str(self.plan), "--devices", *self.devices]
         for option in fields(self):
             value = getattr(self, option.name)
             if option.default is MISSING or value == option.default:
                 continue
-            word = flag(f"no_{option.name}" if value is False else option.name)
-            words += [word] if isinstance(value, bool) else [word, str(value)]
-        return words
+            option_name = flag(f"no_{option.name}" if value is False else option.name)
+            arguments += [option_name] if isinstance(value, bool) else [option_name, str(value)]
+        return arguments
 
     def optimizer_config(self) -> OptimizerConfig:
         """Optimizer settings."""
@@ -268,46 +269,46 @@ class RunConfig:
     def training_data(self) -> Data:
         """Training data."""
         # evaluation alone may use the tokenizer
-        alone = self.data is None and self.eval_data is not None
-        return Data(self.data, None if alone else self.tokenizer, self.shuffle)
+        evaluates_only = self.data is None and self.eval_data is not None
+        return Data(self.data, None if evaluates_only else self.tokenizer, self.shuffle)
 
     def evaluation_data(self) -> Data | None:
         """Evaluation data, in the order of the text."""
         return None if self.eval_data is None else Data(self.eval_data, self.tokenizer, 1)
 
     def validate(self) -> None:
-        """Raise `ValueError` for invalid values and combinations of options."""
+        """Raise `Refusal` for invalid values and combinations of options."""
         for name in ("eval_every", "eval_batches", "every"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{flag(name)} is {value}; give at least 1")
+                raise Refusal(f"{flag(name)} is {value}; give at least 1")
         for name in ("steps", "rest"):
             if (value := getattr(self, name)) < 0:
-                raise ValueError(f"{flag(name)} is {value}; give 0 or more")
+                raise Refusal(f"{flag(name)} is {value}; give 0 or more")
         for name in ("wait", "patience"):
             if (limit := getattr(self, name)) is not None and not 0 < limit < math.inf:
-                raise ValueError(f"{flag(name)} is {limit:g}; give seconds above 0")
+                raise Refusal(f"{flag(name)} is {limit:g}; give seconds above 0")
         if not self.impose and (self.rest or self.speed != 1 or self.shrink != 1):
-            raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
-        for name in NO_MODEL if self.impose else ():
-            if self._given(name):
-                raise ValueError(f"--impose runs no model; leave out {flag(name)}")
-        for name, excluded in CONFLICTS.items():
-            for other in excluded if self._given(name) else ():
-                if self._given(other):
-                    raise ValueError(f"{flag(name)} conflicts with {flag(other)}; leave one out")
-        for name, modified in MODIFIES.items():
-            if self._given(name) and not self._given(modified):
-                raise ValueError(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
+            raise Refusal("--speed, --shrink and --rest are for imposed runs; add --impose")
+        for name in NEEDS_MODEL if self.impose else ():
+            if self._is_set(name):
+                raise Refusal(f"--impose runs no model; leave out {flag(name)}")
+        for name, conflicting in CONFLICTS.items():
+            for other in conflicting if self._is_set(name) else ():
+                if self._is_set(other):
+                    raise Refusal(f"{flag(name)} conflicts with {flag(other)}; leave one out")
+        for name, modified in MODIFIER_OF.items():
+            if self._is_set(name) and not self._is_set(modified):
+                raise Refusal(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
         self.optimizer_config(), self.training_data(), self.evaluation_data()
 
     def validate_for_plan(self, plan: TrainingPlan) -> None:
-        """Raise `ValueError` for options that the plan does not support."""
+        """Raise `Refusal` for options that the plan does not support."""
         if self.rebalance is not None:
             require_movable(plan, self.rebalance)
         if self.elastic:
             require_elastic(plan, None if self.checkpoint is None else self.every)
         if self.direct is not None and plan.wiring is Wiring.STOCHASTIC:
-            raise ValueError(
+            raise Refusal(
                 "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
             )
 
@@ -323,12 +324,12 @@ class RunConfig:
 
     def shared_settings(self) -> str:
         """Settings that all ranks must have in common, as JSON."""
-        names = [f.name for f in fields(self) if f.name not in (*OWN, *TOGETHER)]
+        names = [f.name for f in fields(self) if f.name not in (*PER_RANK, *GIVEN_TO_ALL_OR_NONE)]
         shared = {name: getattr(self, name) for name in names}
-        shared |= {name: getattr(self, name) is not None for name in TOGETHER}
+        shared |= {name: getattr(self, name) is not None for name in GIVEN_TO_ALL_OR_NONE}
         return json.dumps(shared, default=str)
 
-    def _given(self, name: str) -> bool:
+    def _is_set(self, name: str) -> bool:
         value = getattr(self, name)
         return value is not False and value != getattr(type(self), name)
 
@@ -337,13 +338,13 @@ def add_options(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) 
     """Add the options of `RunConfig` to a parser."""
     groups: dict[str, Any] = {"": parser}
     for option in fields(RunConfig):
-        how = dict(option.metadata)
-        if not how or option.name in exclude:
+        argparse_options = dict(option.metadata)
+        if not argparse_options or option.name in exclude:
             continue
-        name = how.pop("group")
+        name = argparse_options.pop("group")
         if name not in groups:
             groups[name] = parser.add_argument_group(GROUPS[name])
-        groups[name].add_argument(flag(option.name), default=option.default, **how)
+        groups[name].add_argument(flag(option.name), default=option.default, **argparse_options)
 
 
 def flag(name: str) -> str:

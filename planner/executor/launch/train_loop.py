@@ -1,8 +1,8 @@
-"""The steps of a run; where devices rebalance, segment by segment."""
+"""The loop over all steps of a run, in segments between which devices may move."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from planner.emulate.simulated_compute import SimulatedCompute
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.launch.setup import RankContext
-from planner.executor.rendezvous.process_group import close_older
+from planner.executor.rendezvous.rank_group import close_older
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.records import StepRecord, write_records
 from planner.executor.runtime.worker import Worker
@@ -25,10 +25,10 @@ class TrainResult(NamedTuple):
 
     Attributes
     ----------
-    plan
-        Of the last segment.
+    plan, worker
+        Those of the last segment.
     last
-        Last step; None if there was none.
+        Record of the last step; None if there was none.
     """
 
     plan: TrainingPlan
@@ -38,47 +38,50 @@ class TrainResult(NamedTuple):
 
 def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
-    config, ranks, held_out = context.config, context.ranks, context.held_out
-    pipeline = context.pipeline_of(plan, ranks.rank, context.compute)
-    worker = context.worker_of(plan, ranks, pipeline, before=None)
-    evaluation = None
-    if held_out is not None:
-        # without steps to do, evaluate once
-        steps_left = range(min(context.first, config.steps - 1), config.steps)
-        evaluation = Evaluation(
-            plan, ranks, context.stage_module, worker.wiring, held_out, steps_left
-        )
+    config, ranks = context.config, context.ranks
+    pipeline = context.make_pipeline(plan, ranks.rank, context.compute)
+    worker = context.make_worker(plan, ranks, pipeline, previous=None)
     rebalancing = _rebalancing(context, plan)
     segments: Iterable[RunSegment] = (RunSegment(plan, context.first, config.steps),)
     if rebalancing is not None:
         segments = rebalancing.segments()
-    steps: list[StepRecord] = []
-    # heartbeat connections of segments
-    held: list[ExitStack] = []
-    with evaluation or nullcontext():
-        for part, segment in enumerate(segments):
+    records: list[StepRecord] = []
+    # heartbeat connections of each segment after the first
+    heartbeats: list[ExitStack] = []
+    with _evaluation(context, plan, worker) or nullcontext() as evaluation:
+        for number, segment in enumerate(segments):
             if segment.move is not None:
                 _move(context, segment)
-                # estimates of peers are of the plan before
-                pipeline = context.pipeline_of(segment.plan, ranks.rank, context.compute)
-            if part:
-                held.append(ExitStack())
-                own = replace(ranks, held=held[-1])
-                worker = context.worker_of(segment.plan, own, pipeline, before=worker)
-                close_older(held)
-            after = None if rebalancing is None else rebalancing.after
-            done = _steps(context, worker, segment, part, evaluation, after)
-            steps = [*steps, *done] if config.record is not None else done
-    for last in held:
-        ranks.held.callback(last.close)
+                # the router's estimates are about the peers of the previous plan
+                pipeline = context.make_pipeline(segment.plan, ranks.rank, context.compute)
+            if number:
+                heartbeats.append(ExitStack())
+                segment_ranks = replace(ranks, resources=heartbeats[-1])
+                worker = context.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
+                close_older(heartbeats)
+            segment_records = _run_segment(context, worker, segment, evaluation, rebalancing)
+            records = [*records, *segment_records] if config.record else segment_records
+    for remaining in heartbeats:
+        ranks.resources.callback(remaining.close)
     if config.record is not None:
         path = Path(str(config.record).replace("{rank}", str(ranks.rank)))
-        write_records(path, ranks.rank, steps)
-    return TrainResult(segment.plan, worker, steps[-1] if steps else None)
+        write_records(path, ranks.rank, records)
+    return TrainResult(segment.plan, worker, records[-1] if records else None)
+
+
+def _evaluation(context: RankContext, plan: TrainingPlan, worker: Worker) -> Evaluation | None:
+    if context.held_out is None:
+        return None
+    steps = context.config.steps
+    # without steps to do, evaluate once
+    steps_left = range(min(context.first, steps - 1), steps)
+    return Evaluation(
+        plan, context.ranks, context.model_stage, worker.comm_plan, context.held_out, steps_left
+    )
 
 
 def _rebalancing(context: RankContext, plan: TrainingPlan) -> Rebalancing | None:
-    """The policy that moves devices during the run."""
+    """The policy that moves devices to other stages; None without ``--rebalance``."""
     config, rank = context.config, context.ranks.rank
     if config.rebalance is None:
         return None
@@ -108,44 +111,49 @@ def _rebalancing(context: RankContext, plan: TrainingPlan) -> Rebalancing | None
 
 
 def _move(context: RankContext, segment: RunSegment) -> None:
-    """Transfer the state of the new stage to the moved device."""
+    """Transfer the state of the new stage to the device that has moved."""
     rank = context.ranks.rank
     if context.need is not None:
         need = context.memory_need(segment.plan, rank)
         context.need = max(context.need, need, key=lambda need: need.total)
     if context.time_scale is not None:
         context.compute = SimulatedCompute(segment.plan, rank, context.time_scale)
-    elif rank == segment.taker:
-        context.compute = context.stage_module = context.stage_module_of(segment.plan)
-    transfer_state(context.ranks, segment.giver, segment.taker, context.stage_module, segment.begin)
+    elif rank == segment.target:
+        # the weights are transferred, not loaded
+        stage = context.make_model_stage(segment.plan, with_weights=False)
+        context.compute = context.model_stage = stage
+    transfer_state(
+        context.ranks, segment.source, segment.target, context.model_stage, segment.begin
+    )
     if context.checkpoints is not None:
-        context.checkpoints = context.checkpoints.of(segment.plan, context.stage_module)
+        context.checkpoints = context.checkpoints.for_plan(segment.plan, context.model_stage)
 
 
-def _steps(
+def _run_segment(
     context: RankContext,
     worker: Worker,
     segment: RunSegment,
-    part: int,
     evaluation: Evaluation | None,
-    after: Callable[[StepRecord], None] | None,
+    rebalancing: Rebalancing | None,
 ) -> list[StepRecord]:
-    """Run a segment; rank 0 reports each step."""
-    config, progress = context.config, context.progress
-    rest = 0 if part else config.rest
+    """Run the steps of a segment; returns all records with ``--record``, else the last one."""
+    config, progress, checkpoints = context.config, context.progress, context.checkpoints
+    warmup_steps = config.rest if segment.begin == context.first else 0
     records: list[StepRecord] = []
-    for record in worker.steps(segment.end - segment.begin, rest, segment.begin):
+    for record in worker.steps(
+        segment.end - segment.begin, first=segment.begin, warmup_steps=warmup_steps
+    ):
         if config.record is None:
             records.clear()
         records.append(record)
-        if after is not None:
-            after(record)
+        if rebalancing is not None:
+            rebalancing.record_step(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
         _evaluate(context, evaluation, record.step)
-        if context.checkpoints is not None and context.checkpoints.due(record.step):
-            worker.settle()
-            context.checkpoints.maybe_save(record.step)
+        if checkpoints is not None and checkpoints.due(record.step):
+            worker.wait_for_averaging()
+            checkpoints.save(record.step)
     if not records:
         _evaluate(context, evaluation, config.steps - 1)
     if worker.rank == 0:
@@ -154,6 +162,7 @@ def _steps(
 
 
 def _evaluate(context: RankContext, evaluation: Evaluation | None, step: int) -> None:
+    """Evaluate after a step, if an evaluation is due; rank 0 reports the results."""
     for result in evaluation.after(step) if evaluation is not None else ():
         if context.ranks.rank == 0:
             context.progress.evaluated(result)

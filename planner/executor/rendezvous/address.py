@@ -11,13 +11,14 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.rendezvous.store import BIND, EVERYWHERE
+from planner.executor.rendezvous.store import ANY_ADDRESS, BIND
+from planner.utils.refusal import Refusal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable with the network interface to listen on, as for torch.distributed."""
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 """The same for NCCL, in its own syntax."""
-REACHED = "reached"
+REACHED_KEY = "reached"
 """Keys of the store, one per rank: the address under which it reaches the store over a network."""
 INTERFACE_BYTES = 16
 """Linux's IFNAMSIZ: a name and a zero byte."""
@@ -25,7 +26,7 @@ GET_ADDRESS = 0x8915
 """ioctl SIOCGIFADDR of Linux."""
 
 
-def address_of(interface: str) -> str | None:
+def interface_address(interface: str) -> str | None:
     """The IPv4 address of a network interface."""
     if 0 < len(interface.encode()) < INTERFACE_BYTES and sys.platform == "linux":
         import fcntl
@@ -38,80 +39,84 @@ def address_of(interface: str) -> str | None:
 
 def own_address() -> str:
     """The named address, or that of the interface; else the one that reaches the store."""
-    return named_address() or _way_to_store()[0]
+    return configured_address() or _route_to_store()[0]
 
 
-def tell_address_of_store(store: Store, rank: int) -> None:
+def publish_store_address(store: Store, rank: int) -> None:
     """Publish the address under which the store is reached from here over a network."""
-    published = ""
-    with suppress(OSError):  # who names an address needs no way
-        own, stores = _way_to_store()
-        published = "" if _is_loopback(own) else stores
-    store.set(f"{REACHED}/{rank}", published)
+    store_address = ""
+    with suppress(OSError):  # not needed if an address is configured
+        own, stores = _route_to_store()
+        store_address = "" if _is_loopback(own) else stores
+    store.set(f"{REACHED_KEY}/{rank}", store_address)
 
 
-def address_among(store: Store, world: int) -> str:
-    """`own_address`, corrected by what ranks on other machines have published.
+def reachable_address(store: Store, world: int) -> str:
+    """`own_address`, corrected by the addresses that ranks on other machines have published.
 
     On its own node the store's name is often a loopback address (Debian's 127.0.1.1), useless to
     other machines: ranks there listen where others reach the store.
     """
-    named = named_address()
-    if named is not None:
-        return named
-    own, _ = _way_to_store()
+    matches = configured_address()
+    if matches is not None:
+        return matches
+    own, _ = _route_to_store()
     if not _is_loopback(own):
         return own
-    published = store.multi_get([f"{REACHED}/{rank}" for rank in range(world)])
-    return next((t for t in map(bytes.decode, published) if t and _is_own(t)), own)
+    store_address = store.multi_get([f"{REACHED_KEY}/{rank}" for rank in range(world)])
+    return next((t for t in map(bytes.decode, store_address) if t and _is_own(t)), own)
 
 
-def named_address() -> str | None:
+def configured_address() -> str | None:
     """The address of ``--bind`` or of the interface in `INTERFACE`; None if neither is given.
 
     Of several interfaces, which Gloo uses in turn, the first counts.
     """
     bind = os.environ.get(BIND, "")
-    if bind and bind not in EVERYWHERE:
+    if bind and bind not in ANY_ADDRESS:
         return bind
     value = os.environ.get(INTERFACE, "")
     names = [name.strip() for name in value.split(",")] if value.strip() else []
-    addresses = [address_of(name) for name in names]
+    addresses = [interface_address(name) for name in names]
     if sys.platform == "linux" and None in addresses:
-        wrong = names[addresses.index(None)]
-        interfaces = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
-        what = (
+        unknown = names[addresses.index(None)]
+        interfaces = ", ".join(name for _, name in socket.if_nameindex() if interface_address(name))
+        problem = (
             "which is the syntax of NCCL_SOCKET_IFNAME"
-            if wrong.startswith(("^", "="))
+            if unknown.startswith(("^", "="))
             else "which this machine has not, or without an IPv4 address"
         )
-        raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {interfaces or 'none'}")
+        raise Refusal(
+            f"{INTERFACE} names {unknown!r}, {problem}; name one of {interfaces or 'none'}"
+        )
     return addresses[0] if addresses else None
 
 
 def require_nccl_interface() -> None:
-    """Raise `ValueError` if `NCCL_INTERFACE` matches no interface with an address.
+    """Raise `Refusal` if `NCCL_INTERFACE` matches no interface with an address.
 
     NCCL reads a list of prefixes, names to exclude after ``^``, and exact names after ``=``.
     """
     value = os.environ.get(NCCL_INTERFACE, "")
     if not value or sys.platform != "linux":
         return
-    interfaces = [name for _, name in socket.if_nameindex() if address_of(name)]
-    leave_out, listed = value.startswith("^"), value.removeprefix("^")
-    exact, names = listed.startswith("="), listed.removeprefix("=").split(",")
+    interfaces = [name for _, name in socket.if_nameindex() if interface_address(name)]
+    excludes, patterns = value.startswith("^"), value.removeprefix("^")
+    is_exact, names = patterns.startswith("="), patterns.removeprefix("=").split(",")
 
-    def named(interface: str) -> bool:
-        return interface in names if exact else any(map(interface.startswith, filter(None, names)))
+    def matches(interface: str) -> bool:
+        return (
+            interface in names if is_exact else any(map(interface.startswith, filter(None, names)))
+        )
 
-    if not any(named(interface) is not leave_out for interface in interfaces):
-        raise ValueError(
+    if not any(matches(interface) is not excludes for interface in interfaces):
+        raise Refusal(
             f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of "
             f"{', '.join(interfaces)}; name one, such as ={interfaces[0] if interfaces else 'lo'}"
         )
 
 
-def _way_to_store() -> tuple[str, str]:
+def _route_to_store() -> tuple[str, str]:
     """Addresses of this process and of the store, on the route between them."""
     target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
     for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
@@ -129,9 +134,9 @@ def _is_loopback(address: str) -> bool:
 def _is_own(address: str) -> bool:
     """Whether this machine has an address; published ones may be wrong."""
     with suppress(OSError, ValueError):
-        known = ipaddress.ip_address(address)
-        family = socket.AF_INET if known.version == 4 else socket.AF_INET6
+        parsed = ipaddress.ip_address(address)
+        family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
-            return not known.is_unspecified
+            return not parsed.is_unspecified
     return False

@@ -10,32 +10,34 @@ import socket
 from typing import TYPE_CHECKING
 
 from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret, nonce
+from planner.utils.name_list import listed
+from planner.utils.refusal import Refusal
 
 if TYPE_CHECKING:
-    from planner.executor.rendezvous.process_group import ProcessGroup
-
-MAX_NAMES = 8
+    from planner.executor.rendezvous.rank_group import RankGroup
 
 
-class AuthenticationError(ValueError):
+class AuthenticationError(Refusal):
     """A rank does not know the secret."""
 
 
-def authenticate_all(ranks: ProcessGroup, about: str) -> None:
+def authenticate_all(ranks: RankGroup, context_text: str) -> None:
     """Prove the secret to all ranks and verify theirs; a collective call."""
     secret, rank, names = ranks.secret, ranks.rank, ranks.names
     assert secret is not None
-    own = nonce().hex()
-    drawn = ranks.all_gather("secret/drawn", own)
+    own_nonce = nonce().hex()
+    # keys are kept: with replayed values in the store, others may not have begun this call
+    nonces_by_rank = ranks.all_gather("secret/drawn", own_nonce, keep=True)
     # whatever is in the store, proofs must answer this rank's nonce
-    drawn[rank] = own
-    nonces = "\n".join(drawn)
-    proof = secret.proof("rank", rank, about, nonces).hex()
-    proofs = ranks.all_gather("secret/proof", proof)
+    nonces_by_rank[rank] = own_nonce
+    nonces = "\n".join(nonces_by_rank)
+    proof = secret.proof("rank", rank, context_text, nonces).hex()
+    proofs = ranks.all_gather("secret/proof", proof, keep=True)
     wrong = [
         name
-        for r, (name, answer) in enumerate(zip(names, proofs, strict=True))
-        if r != rank and not secret.proves(_bytes(answer), "rank", r, about, nonces)
+        for r, (name, reply) in enumerate(zip(names, proofs, strict=True))
+        if r != rank
+        and not secret.is_valid_proof(_from_hex(reply), "rank", r, context_text, nonces)
     ]
     if not wrong:
         return
@@ -44,39 +46,38 @@ def authenticate_all(ranks: ProcessGroup, about: str) -> None:
         raise AuthenticationError(
             f"device {names[rank]!r} has another secret than the other devices; {remedy}"
         )
-    who = ", ".join(map(repr, wrong[:MAX_NAMES])) + (", ..." if len(wrong) > MAX_NAMES else "")
     raise AuthenticationError(
-        f"device {who} does not prove to know the secret of device {names[rank]!r}; {remedy}, and "
-        "see who else reaches the store"
+        f"device {listed(wrong)} does not prove to know the secret of device {names[rank]!r}; "
+        f"{remedy}, and see who else reaches the store"
     )
 
 
 def authenticate_client(
-    connection: socket.socket, secret: Secret, client: str, server: str, about: str
+    connection: socket.socket, secret: Secret, client: str, server: str, context_text: str
 ) -> bool:
     """Connecting side: prove the secret after the other side has proved it."""
-    own = nonce()
-    connection.sendall(own)
-    answer = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
-    theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-    context = (client, server, about, own, theirs)
-    if not secret.proves(proof, "server", *context):
+    own_nonce = nonce()
+    connection.sendall(own_nonce)
+    reply = _receive_exactly(connection, NONCE_BYTES + PROOF_BYTES)
+    their_nonce, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
+    context = (client, server, context_text, own_nonce, their_nonce)
+    if not secret.is_valid_proof(proof, "server", *context):
         return False
     connection.sendall(secret.proof("client", *context))
     return True
 
 
 def authenticate_server(
-    connection: socket.socket, secret: Secret, client: str, server: str, about: str
+    connection: socket.socket, secret: Secret, client: str, server: str, context_text: str
 ) -> bool:
     """Accepting side; counterpart of `authenticate_client`."""
-    theirs, own = _all_of(connection, NONCE_BYTES), nonce()
-    context = (client, server, about, theirs, own)
-    connection.sendall(own + secret.proof("server", *context))
-    return secret.proves(_all_of(connection, PROOF_BYTES), "client", *context)
+    their_nonce, own_nonce = _receive_exactly(connection, NONCE_BYTES), nonce()
+    context = (client, server, context_text, their_nonce, own_nonce)
+    connection.sendall(own_nonce + secret.proof("server", *context))
+    return secret.is_valid_proof(_receive_exactly(connection, PROOF_BYTES), "client", *context)
 
 
-def _all_of(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Bytes from the peer; one that closes early has neither proved nor failed."""
     received = connection.recv(size, socket.MSG_WAITALL)
     if len(received) < size:
@@ -84,7 +85,7 @@ def _all_of(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def _bytes(text: str) -> bytes:
+def _from_hex(text: str) -> bytes:
     """Bytes of hexadecimal text; empty for other text."""
     try:
         return bytes.fromhex(text)

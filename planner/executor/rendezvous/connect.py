@@ -24,7 +24,7 @@ from typing import Any
 from planner.executor.comm.connections import ChannelKind, Connection, ConnectionLost, Connections
 from planner.executor.rendezvous.address import INTERFACE, own_address
 from planner.executor.rendezvous.auth import authenticate_client, authenticate_server
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
@@ -34,91 +34,94 @@ CONNECT_S, RANK_S = 10.0, 0.25
 so one that does not answer is unreachable."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix socket."""
-LOOK_S, KNOCKING = 0.02, 64
+POLL_S, ACCEPT_THREADS = 0.02, 64
 """Interval of polling, and number of connections accepted in parallel."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """TCP keep-alive: idle seconds, interval and count. There is no limit on unacknowledged data: a
 slow receiver may block its sender for long."""
-NEAR = "PLANNER_UNIX_SOCKETS"
+UNIX_SOCKETS = "PLANNER_UNIX_SOCKETS"
 """Environment variable; 0 lets ranks of one machine connect by TCP like all others."""
-NEAR_BYTES = 1 << 22
+UNIX_BUFFER_BYTES = 1 << 22
 """Requested buffer between two ranks of one machine."""
 
 
 @contextmanager
 def connections_to(
-    ranks: ProcessGroup, wanted: Iterable[tuple[ChannelKind, int]], name: str
+    ranks: RankGroup, keys: Iterable[tuple[ChannelKind, int]], name: str
 ) -> Iterator[Connections]:
-    """Connect with all of ``wanted``, which must want this rank too; closed after the block.
+    """Context with a connection for each kind and rank in ``keys``; a collective call.
 
-    Heartbeat connections are closed when all ranks have left.
+    The other rank must request the same connection. Heartbeat connections stay open until the end
+    of the run.
     """
-    connections = _open(ranks, wanted, name)
-    if ranks.loss is not None:
+    connections = _open(ranks, keys, name)
+    if ranks.rank_lost is not None:
         # wake threads that wait on a connection; none waits on heartbeat connections
-        used = [c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT]
-        ranks.loss.on_failure(lambda: _shut(*used))
+        data_connections = [
+            c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT
+        ]
+        ranks.rank_lost.on_failure(lambda: _shut(*data_connections))
     try:
         yield connections
     finally:
-        for (purpose, _), connection in connections.items():
-            if purpose is ChannelKind.HEARTBEAT:
+        for (kind, _), connection in connections.items():
+            if kind is ChannelKind.HEARTBEAT:
                 # read pending data first: closing resets the connection and loses the last message
-                ranks.held.callback(connection.close)
+                ranks.resources.callback(connection.close)
                 continue
             _shut(connection)
             connection.close()
 
 
 def _shut(*connections: socket.socket) -> None:
-    """Wake threads that wait on both ends."""
+    """Shut connections down, which wakes the threads that wait on either end."""
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _open(
-    ranks: ProcessGroup, requested: Iterable[tuple[ChannelKind, int]], name: str
-) -> Connections:
-    channels = sorted(set(requested))
-    higher = [(purpose, other) for purpose, other in channels if other > ranks.rank]
-    limit_s = CONNECT_S + RANK_S * ranks.world
+def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: str) -> Connections:
+    """Connect to higher ranks and accept connections of lower ones."""
+    keys = sorted(set(requested))
+    keys_to_connect = [(kind, other) for kind, other in keys if other > ranks.rank]
+    keys_to_accept = set(keys) - set(keys_to_connect)
+    timeout_s = CONNECT_S + RANK_S * ranks.world_size
     with ExitStack() as sockets:
-        servers, address = _listen(ranks.address or own_address(), len(channels) + 1)
+        servers, address = _listen(ranks.address or own_address(), len(keys) + 1)
         for server in servers:
             sockets.enter_context(server)
         addresses = ranks.all_gather(f"{name}/address", address)
-        if ranks.loss is not None:
-            ranks.loss.on_failure(lambda: _shut(*servers))
+        if ranks.rank_lost is not None:
+            ranks.rank_lost.on_failure(lambda: _shut(*servers))
         connections: Connections = {}
 
-        def connect(channels: tuple[ChannelKind, int]) -> None:
-            purpose, other = channels
+        def connect(key: tuple[ChannelKind, int]) -> None:
+            kind, other = key
             ends = (address, addresses[other])
-            connections[purpose, other] = _connect(*ends, purpose, ranks, other, name)
+            connections[kind, other] = _connect(*ends, kind, ranks, other, name)
 
         try:
-            with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
-                opened = pool.map(connect, higher)
-                lower = set(channels) - set(higher)
-                listener = Listener(servers, ranks, lower, name)
+            with ThreadPoolExecutor(max_workers=max(1, min(64, len(keys_to_connect)))) as pool:
+                connecting = pool.map(connect, keys_to_connect)
+                listener = Listener(servers, ranks, keys_to_accept, name)
                 try:
-                    listener.open(limit_s)
+                    listener.open(timeout_s)
                 except OSError as error:
-                    missing = min((other for _, other in lower - set(listener.found)), default=0)
+                    missing_keys = keys_to_accept - set(listener.accepted)
+                    missing = min((other for _, other in missing_keys), default=0)
                     raise ConnectionLost(
                         f"device {ranks.name(missing)!r} did not connect to "
-                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s "
-                        f"({error}{listener.refused})",
+                        f"{ranks.name(ranks.rank)!r} within {timeout_s:g} s "
+                        f"({error}{listener.rejections})",
                         ranks.name(missing),
                     ) from None
                 finally:
-                    connections |= listener.found
-                deque(opened, maxlen=0)
+                    connections |= listener.accepted
+                deque(connecting, maxlen=0)
         except BaseException:
-            # keep connections open, or this process would look lost
+            # keep connections open: closing them would look like the loss of this process
             for connection in connections.values():
-                ranks.held.callback(connection.close)
+                ranks.resources.callback(connection.close)
             raise
     for (_, other), connection in connections.items():
         connection.name = ranks.name(other)
@@ -129,37 +132,37 @@ def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
     """Listening sockets, and their addresses for others."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     servers = [socket.create_server((host, 0), family=family, backlog=backlog)]
-    words = [str(word) for word in servers[0].getsockname()[:2]]
-    if _near_allowed():
+    parts = [str(word) for word in servers[0].getsockname()[:2]]
+    if _unix_sockets_allowed():
         name = f"planner-{secrets.token_hex(16)}"
         with suppress(OSError), ExitStack() as held:
-            near = held.enter_context(socket.socket(socket.AF_UNIX))
-            near.bind("\0" + name)
-            near.listen(backlog)
-            servers.append(near)
-            words.append(name)
+            unix = held.enter_context(socket.socket(socket.AF_UNIX))
+            unix.bind("\0" + name)
+            unix.listen(backlog)
+            servers.append(unix)
+            parts.append(name)
             held.pop_all()
-    return servers, " ".join(words)
+    return servers, " ".join(parts)
 
 
-def _reach(own: str, others: str, limit_s: float) -> socket.socket:
+def _connect_socket(own_endpoint: str, peer_endpoint: str, timeout_s: float) -> socket.socket:
     """Connect to a peer, by Unix socket if possible."""
-    host, port, *near = others.split()
-    if near and host == own.split()[0] and _near_allowed():
+    host, port, *unix = peer_endpoint.split()
+    if unix and host == own_endpoint.split()[0] and _unix_sockets_allowed():
         # the address may belong to another namespace or machine, the backlog may be full, or the
         # system may forbid it
         with suppress(OSError), ExitStack() as held:
             opened = held.enter_context(socket.socket(socket.AF_UNIX))
-            opened.settimeout(limit_s)
-            opened.connect("\0" + near[0])
+            opened.settimeout(timeout_s)
+            opened.connect("\0" + unix[0])
             if _same_user(opened):
                 held.pop_all()
                 return opened
-    return socket.create_connection((host, int(port)), timeout=limit_s)
+    return socket.create_connection((host, int(port)), timeout=timeout_s)
 
 
-def _near_allowed() -> bool:
-    return sys.platform == "linux" and os.environ.get(NEAR, "1") != "0"
+def _unix_sockets_allowed() -> bool:
+    return sys.platform == "linux" and os.environ.get(UNIX_SOCKETS, "1") != "0"
 
 
 def _same_user(connection: socket.socket) -> bool:
@@ -170,15 +173,22 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _connect(
-    own: str, others: str, purpose: ChannelKind, ranks: ProcessGroup, other: int, name: str
+    own_endpoint: str,
+    peer_endpoint: str,
+    kind: ChannelKind,
+    ranks: RankGroup,
+    other: int,
+    name: str,
 ) -> Connection:
-    host = others.split()[0]
+    host = peer_endpoint.split()[0]
     try:
-        connection = _reach(own, others, CONNECT_S + RANK_S * ranks.world)
-        connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
-        about = f"{name} {int(purpose)}"
+        connection = _connect_socket(
+            own_endpoint, peer_endpoint, CONNECT_S + RANK_S * ranks.world_size
+        )
+        connection.sendall(HELLO.pack(MAGIC, kind, ranks.rank))
+        about = f"{name} {int(kind)}"
         ends = (ranks.name(ranks.rank), ranks.name(other), about)
-        known = ranks.secret is None or authenticate_client(connection, ranks.secret, *ends)
+        authenticated = ranks.secret is None or authenticate_client(connection, ranks.secret, *ends)
     except OSError as error:
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
@@ -186,111 +196,111 @@ def _connect(
             "connections to one another",
             ranks.name(other),
         ) from None
-    if not known:
+    if not authenticated:
         connection.close()
         raise ConnectionLost(
             f"who answers for device {ranks.name(other)!r} at {host} does not know the secret that "
             f"device {ranks.name(ranks.rank)!r} has; see who else reaches the store",
             ranks.name(other),
         )
-    return _ready(connection)
+    return _configure(connection)
 
 
 class Listener:
-    """Accepts each wanted connection once; others are rejected.
+    """Accepts each expected connection once; others are rejected.
 
     Parameters
     ----------
     ranks
-        The process group.
-    wanted
+        The rank group.
+    keys
         Connections to wait for.
     """
 
     def __init__(
         self,
         servers: Sequence[socket.socket],
-        ranks: ProcessGroup,
-        wanted: set[tuple[ChannelKind, int]],
+        ranks: RankGroup,
+        keys: set[tuple[ChannelKind, int]],
         name: str,
     ) -> None:
-        self.found: Connections = {}
+        self.accepted: Connections = {}
         self._servers, self._ranks, self._name = servers, ranks, name
-        self._wanted = {(int(purpose), other): (purpose, other) for purpose, other in wanted}
+        self._expected = {(int(kind), other): (kind, other) for kind, other in keys}
         self._lock = threading.Lock()
-        self._sent_away = 0
-        self._last = ""
+        self._rejected_count = 0
+        self._last_rejected = ""
 
     @property
-    def refused(self) -> str:
+    def rejections(self) -> str:
         """Description of rejected connections."""
-        if not self._sent_away:
+        if not self._rejected_count:
             return ""
-        return f"; {self._sent_away} others were refused, the last from {self._last}"
+        return f"; {self._rejected_count} others were refused, the last from {self._last_rejected}"
 
-    def open(self, limit_s: float) -> None:
-        """Accept until all are `found`."""
-        until = time.monotonic() + limit_s
+    def open(self, timeout_s: float) -> None:
+        """Accept until all are `accepted`."""
+        until = time.monotonic() + timeout_s
         # in parallel, so that slow or silent peers do not delay the others
-        pool = ThreadPoolExecutor(max_workers=KNOCKING)
+        pool = ThreadPoolExecutor(max_workers=ACCEPT_THREADS)
         try:
-            with selectors.DefaultSelector() as knocks:
+            with selectors.DefaultSelector() as selector:
                 for server in self._servers:
                     server.setblocking(False)
-                    knocks.register(server, selectors.EVENT_READ, server)
-                while len(self.found) < len(self._wanted):
+                    selector.register(server, selectors.EVENT_READ, server)
+                while len(self.accepted) < len(self._expected):
                     if time.monotonic() > until:
                         raise TimeoutError("timed out")
-                    for key, _ in knocks.select(LOOK_S):
+                    for key, _ in selector.select(POLL_S):
                         # the peer may have closed already
                         with suppress(BlockingIOError):
                             connection, address = key.data.accept()
                             if connection.family == socket.AF_UNIX and not _same_user(connection):
-                                self._send_away(connection, "another user of this machine")
+                                self._reject(connection, "another user of this machine")
                                 continue
-                            pool.submit(self._greet, connection, address)
+                            pool.submit(self._handshake, connection, address)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _greet(self, connection: socket.socket, address: Any) -> None:
+    def _handshake(self, connection: socket.socket, address: Any) -> None:
         connection.settimeout(CONNECT_S)
         try:
-            channel = self._asked(connection)
+            channel = self._identify(connection)
         except OSError:
             channel = None
         with self._lock:
-            if channel is not None and channel not in self.found:
-                self.found[channel] = _ready(connection)
+            if channel is not None and channel not in self.accepted:
+                self.accepted[channel] = _configure(connection)
                 return
-        near = connection.family == socket.AF_UNIX
-        self._send_away(connection, "this machine" if near else str(address[0]))
+        unix = connection.family == socket.AF_UNIX
+        self._reject(connection, "this machine" if unix else str(address[0]))
 
-    def _send_away(self, connection: socket.socket, whence: str) -> None:
+    def _reject(self, connection: socket.socket, origin: str) -> None:
         with self._lock:
-            self._last = whence
-            self._sent_away += 1
+            self._last_rejected = origin
+            self._rejected_count += 1
         connection.close()
 
-    def _asked(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
-        """Kind and rank of a connection, if it is wanted and authenticated."""
-        greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
-        if len(greeting) < HELLO.size:
+    def _identify(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
+        """Kind and rank of a connection, if it is expected and authenticated."""
+        hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+        if len(hello) < HELLO.size:
             return None
-        magic, purpose, rank = HELLO.unpack(greeting)
-        channel, ranks = self._wanted.get((purpose, rank)), self._ranks
+        magic, kind, rank = HELLO.unpack(hello)
+        channel, ranks = self._expected.get((kind, rank)), self._ranks
         if magic != MAGIC or channel is None:
             return None
-        ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {purpose}")
-        known = ranks.secret is None or authenticate_server(connection, ranks.secret, *ends)
-        return channel if known else None
+        ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {kind}")
+        authenticated = ranks.secret is None or authenticate_server(connection, ranks.secret, *ends)
+        return channel if authenticated else None
 
 
-def _ready(opened: socket.socket) -> Connection:
+def _configure(opened: socket.socket) -> Connection:
     connection = Connection(fileno=opened.detach())
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
         # the system may allow less
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # detect a vanished host after minutes; the default is two hours

@@ -7,18 +7,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.utils.refusal import Refusal
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 256
 """Blocks read of a large file, evenly spread: different weights differ nearly everywhere."""
 
 
-class FileMismatchError(ValueError):
+class FileMismatchError(Refusal):
     """Two ranks would start from different files."""
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Digest of a file; beyond `BLOCKS`, of samples."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -31,7 +32,7 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require_same_files(ranks: ProcessGroup, option: str, own: Mapping[str, str]) -> None:
+def require_same_files(ranks: RankGroup, option: str, own: Mapping[str, str]) -> None:
     """Raise if files differ between this rank and another; a collective call."""
     digests = [
         json.loads(text) for text in ranks.all_gather(f"files{option}", json.dumps(dict(own)))

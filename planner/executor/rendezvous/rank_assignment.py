@@ -27,26 +27,27 @@ from planner.executor.fault_tolerance.failure_detector import (
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.rendezvous.address import (
     INTERFACE,
-    address_among,
-    address_of,
-    tell_address_of_store,
+    interface_address,
+    publish_store_address,
+    reachable_address,
 )
 from planner.executor.rendezvous.auth import authenticate_all
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.rendezvous.secret import Secret
 from planner.executor.rendezvous.store import PortTakenError, StoreAddress, StoreMissingError
 from planner.training_plan.model import TrainingPlan
+from planner.utils.name_list import listed
+from planner.utils.refusal import Refusal
 
 WAIT_S = 60.0
 """Timeout for ranks that have not joined yet."""
 NODE = "GROUP_RANK"
 """Environment variable of torchrun: number of the node; the store is on the first."""
-MAX_NAMES = 8
-TAKEN_S = 3.0
+PORT_TAKEN_TIMEOUT_S = 3.0
 
 
-class RankAssignmentError(ValueError):
+class RankAssignmentError(Refusal):
     """Processes and plan do not fit together."""
 
 
@@ -65,13 +66,13 @@ def local_rank(devices: Sequence[str]) -> int:
     return int(value or "0")
 
 
-def own_name(devices: Sequence[str]) -> str:
+def local_device_name(devices: Sequence[str]) -> str:
     """Name of this process before the plan is known."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return devices[local] if local < len(devices) else f"local process {local}"
 
 
-def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
+def assigned_rank(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     """The rank of this process: the index of its device in the plan."""
     ids = plan.cluster.network.ids
     unknown = [name for name in devices if name not in ids]
@@ -92,12 +93,12 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
-def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
+def _use_planned_interface(plan: TrainingPlan, rank: int) -> None:
     """Listen on the plan's interface, unless the environment names one."""
     interface = (plan.cluster.devices.interfaces or ("",) * (rank + 1))[rank]
     if not interface or os.environ.get(INTERFACE):
         return
-    if address_of(interface) is None:
+    if interface_address(interface) is None:
         raise RankAssignmentError(
             f"device {plan.cluster.network.ids[rank]!r}: the plan has it listen on {interface}, "
             f"which this machine does not have, or without an address; name another in {INTERFACE}"
@@ -112,8 +113,8 @@ def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
     """
     latency = plan.cluster.network.latency_s
     queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
-    away_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
-    return float(round(max(queue_s, away_s)))
+    latency_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
+    return float(round(max(queue_s, latency_s)))
 
 
 def join(
@@ -124,29 +125,31 @@ def join(
     detector: FailureDetector | None = None,
     wait_s: float = WAIT_S,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-    begun: str = "",
+    elastic_key: str = "",
     secret: Secret | None = None,
-) -> ProcessGroup:
-    """Join the process group as the named device."""
-    rank = rank_of(plan, devices, local_rank(devices))
-    _listen_as_planned(plan, rank)
+) -> RankGroup:
+    """Join the rank group as the named device."""
+    rank = assigned_rank(plan, devices, local_rank(devices))
+    _use_planned_interface(plan, rank)
     names = plan.cluster.network.ids
     world, name = len(names), names[rank]
-    started = int(os.environ.get("WORLD_SIZE", world))
-    if started != world:
+    processes = int(os.environ.get("WORLD_SIZE", world))
+    if processes != world:
         raise RankAssignmentError(
-            f"the plan has {world} devices but torchrun starts {started} processes; start one a "
+            f"the plan has {world} devices but torchrun starts {processes} processes; start one a "
             "device"
         )
     detector = detector or FailureDetector(name, Shutdown())
     detector.heartbeat_timeout_s = heartbeat_timeout_s
-    properties = {"plan": plan.content_hash[:12], "settings": settings}
-    properties["secret"] = _whether(secret)
-    entered = _enter(rank, names[0], wait_s)
-    if begun and entered.store.check([begun]):
-        return _rejoin(entered, rank, names, properties, detector, secret)
-    about = f"plan {plan.content_hash} settings {settings}"
-    return _rendezvous(entered, rank, names, properties, detector, wait_s, secret, about)
+    shared_properties = {"plan": plan.content_hash[:12], "settings": settings}
+    shared_properties["secret"] = _secret_mode(secret)
+    connection = _connect_to_store(rank, names[0], wait_s)
+    if elastic_key and connection.store.check([elastic_key]):
+        return _rejoin(connection, rank, names, shared_properties, detector, secret)
+    proof_context = f"plan {plan.content_hash} settings {settings}"
+    return _rendezvous(
+        connection, rank, names, shared_properties, detector, wait_s, secret, proof_context
+    )
 
 
 def join_by_name(
@@ -157,32 +160,32 @@ def join_by_name(
     wait_s: float = WAIT_S,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     secret: Secret | None = None,
-) -> ProcessGroup:
-    """Join the process group where there is no plan yet: ranks are torchrun's."""
+) -> RankGroup:
+    """Join the rank group where there is no plan yet: ranks are torchrun's."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
-        raise ValueError(
+        raise Refusal(
             f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
         ) from None
     detector.heartbeat_timeout_s = heartbeat_timeout_s
-    entered = _enter(rank, "rank 0", wait_s)
-    store = entered.store
+    connection = _connect_to_store(rank, "rank 0", wait_s)
+    store = connection.store
     store.set(f"name/{rank}", name)
     _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
     names = tuple(store.get(f"name/{r}").decode() for r in range(world))
-    twice = next((each for each in names if names.count(each) > 1), None)
-    if twice is not None:
+    duplicate = next((each for each in names if names.count(each) > 1), None)
+    if duplicate is not None:
         raise RankAssignmentError(
-            f"device {twice!r} is claimed by two processes; name each device once"
+            f"device {duplicate!r} is claimed by two processes; name each device once"
         )
-    properties = {"settings": settings, "secret": _whether(secret)}
+    shared_properties = {"settings": settings, "secret": _secret_mode(secret)}
     return _rendezvous(
-        entered, rank, names, properties, detector, wait_s, secret, f"settings {settings}"
+        connection, rank, names, shared_properties, detector, wait_s, secret, f"settings {settings}"
     )
 
 
-class _Entered(NamedTuple):
+class _StoreConnection(NamedTuple):
     """The store, and whether this process serves it."""
 
     address: StoreAddress
@@ -190,69 +193,76 @@ class _Entered(NamedTuple):
     serves: bool
 
 
-def _enter(rank: int, first: str, wait_s: float) -> _Entered:
-    """Connect to the store given by the environment; ``first`` is the rank that serves it."""
-    address = StoreAddress.of_environment()
-    serves = rank == 0 and not address.by_starter
-    return _Entered(address, *_connect(address, wait_s, serves, first))
+def _connect_to_store(rank: int, first_rank: str, wait_s: float) -> _StoreConnection:
+    """Connect to the store given by the environment; ``first_rank`` is the rank that serves it."""
+    address = StoreAddress.from_environment()
+    serves = rank == 0 and not address.served_by_launcher
+    return _StoreConnection(address, *_connect(address, wait_s, serves, first_rank))
 
 
 def _rendezvous(
-    entered: _Entered,
+    connection: _StoreConnection,
     rank: int,
     names: tuple[str, ...],
-    properties: Mapping[str, str],
+    shared_properties: Mapping[str, str],
     detector: FailureDetector,
     wait_s: float,
     secret: Secret | None,
-    about: str,
-) -> ProcessGroup:
+    proof_context: str,
+) -> RankGroup:
     """All ranks with names, each watched by another one."""
-    address, store, serves = entered
+    address, store, serves = connection
     world, name = len(names), names[rank]
-    detector.server = "the launcher" if address.by_starter else f"device {names[0]!r}"
+    detector.server = "the launcher" if address.served_by_launcher else f"device {names[0]!r}"
     detector.start_watching(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise RankAssignmentError(
             f"device {name!r} is claimed by two processes; name each device once"
         )
     detector.watch_rank(rank, (rank + 1) % world, names[(rank + 1) % world])
-    _require_alike(store, name, properties)
-    tell_address_of_store(store, rank)
+    _require_same_settings(store, name, shared_properties)
+    publish_store_address(store, rank)
     _wait_for_all(store, rank, names, wait_s)
-    if address.by_starter:
+    if address.served_by_launcher:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         detector.server = f"the node of device {on_first[0]!r}" if on_first else detector.server
-    ranks = ProcessGroup(
-        rank, world, store, names, detector, secret=secret, address=address_among(store, world)
+    ranks = RankGroup(
+        rank, world, store, names, detector, secret=secret, address=reachable_address(store, world)
     )
     if secret is not None:
-        authenticate_all(ranks, about)
-    ring(ranks)
+        authenticate_all(ranks, proof_context)
+    connect_ring(ranks)
     return ranks
 
 
 def _rejoin(
-    entered: _Entered,
+    connection: _StoreConnection,
     rank: int,
     names: tuple[str, ...],
-    properties: Mapping[str, str],
+    shared_properties: Mapping[str, str],
     detector: FailureDetector,
     secret: Secret | None,
-) -> ProcessGroup:
+) -> RankGroup:
     """Send heartbeats, and nothing else yet."""
-    detector.server = "the launcher" if entered.address.by_starter else repr(names[0])
-    detector.start_watching(entered.address, serves=entered.serves)
-    detector.on_loss = lambda *_: None  # whatever happens to this process, the others continue
-    _require_alike(entered.store, names[rank], properties)
+    detector.server = "the launcher" if connection.address.served_by_launcher else repr(names[0])
+    detector.start_watching(connection.address, serves=connection.serves)
+    detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
+    _require_same_settings(connection.store, names[rank], shared_properties)
     detector.watch_rank(rank, rank, names[rank])
-    at = address_among(entered.store, len(names))
-    return ProcessGroup(
-        rank, len(names), entered.store, names, detector, late=True, secret=secret, address=at
+    address = reachable_address(connection.store, len(names))
+    return RankGroup(
+        rank,
+        len(names),
+        connection.store,
+        names,
+        detector,
+        joins_late=True,
+        secret=secret,
+        address=address,
     )
 
 
-def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
+def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
     """Heartbeat connections to both neighbours of this rank, while held.
 
     Returns
@@ -260,16 +270,18 @@ def ring(ranks: ProcessGroup) -> dict[socket.socket, str]:
     dict
         Connections, and the names of their devices.
     """
-    neighbours = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
+    neighbours = {(ranks.rank + step) % ranks.world_size for step in (1, -1)} - {ranks.rank}
     channels = {(ChannelKind.HEARTBEAT, other) for other in neighbours}
-    opened = ranks.held.enter_context(connections_to(ranks, channels, "ring"))
+    opened = ranks.resources.enter_context(connections_to(ranks, channels, "ring"))
     heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
     assert ranks.detector is not None
-    ranks.held.enter_context(ranks.detector.watching(heartbeats))
+    ranks.resources.enter_context(ranks.detector.watching(heartbeats))
     return heartbeats
 
 
-def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:
+def _connect(
+    address: StoreAddress, wait_s: float, serves: bool, first_rank: str
+) -> tuple[Store, bool]:
     """The store, and whether this process serves it."""
     if serves:
         try:
@@ -277,56 +289,59 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
         except PortTakenError as error:
             # another process may have claimed the first device
             with suppress(StoreMissingError):
-                return address.connect(min(wait_s, TAKEN_S)), False
+                return address.connect(min(wait_s, PORT_TAKEN_TIMEOUT_S)), False
             raise PortTakenError(f"{error}; name another MASTER_PORT on all nodes") from None
     try:
         return address.connect(wait_s), False
     except StoreMissingError as error:
-        if address.by_starter:
+        if address.served_by_launcher:
             raise
         raise StoreMissingError(
-            f"{error}; device {first!r} serves it: start that one too, and name its node in "
+            f"{error}; device {first_rank!r} serves it: start that one too, and name its node in "
             "MASTER_ADDR"
         ) from None
 
 
-def _require_alike(store: Store, name: str, own: Mapping[str, str]) -> None:
+def _require_same_settings(store: Store, name: str, settings: Mapping[str, str]) -> None:
     """All ranks must have the same settings as the first one."""
-    text = store.compare_set("told", "", json.dumps({**own, "device": name}))
-    first = json.loads(text.decode())
+    text = store.compare_set("told", "", json.dumps({**settings, "device": name}))
+    first_rank = json.loads(text.decode())
     for what, remedy in (
         ("plan", "give every node the same plan file"),
         ("secret", "give every node the same --secret-file"),
     ):
-        if what in own and first[what] != own[what]:
+        if what in settings and first_rank[what] != settings[what]:
             raise RankAssignmentError(
-                f"device {name!r} has {what} {own[what]} but device {first['device']!r} has "
-                f"{first[what]}; {remedy}"
+                f"device {name!r} has {what} {settings[what]} but device "
+                f"{first_rank['device']!r} has {first_rank[what]}; {remedy}"
             )
-    ours, theirs = json.loads(own["settings"] or "{}"), json.loads(first["settings"] or "{}")
+    ours, theirs = (
+        json.loads(settings["settings"] or "{}"),
+        json.loads(first_rank["settings"] or "{}"),
+    )
     for option in [*ours, *(theirs.keys() - ours.keys())]:
         # as text, since nan != nan
         if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
-            word = f"--{option.replace('_', '-')}"
+            flag = f"--{option.replace('_', '-')}"
             raise RankAssignmentError(
-                f"device {name!r} was given {_as_given(word, ours.get(option))} but device "
-                f"{first['device']!r} {_as_given(word, theirs.get(option))}; start every node with "
-                "the same options"
+                f"device {name!r} was given {_format_option(flag, ours.get(option))} but device "
+                f"{first_rank['device']!r} {_format_option(flag, theirs.get(option))}; start every "
+                "node with the same options"
             )
 
 
-def _as_given(word: str, value: Any) -> str:
+def _format_option(flag: str, value: Any) -> str:
     """An option and its value, as on the command line."""
     if value is None or value is False or value == []:
-        return f"no {word}"
+        return f"no {flag}"
     if value is True:
-        return word
-    several = value if isinstance(value, list) else [value]
-    return " ".join(map(str, [word, *several]))
+        return flag
+    values = value if isinstance(value, list) else [value]
+    return " ".join(map(str, [flag, *values]))
 
 
-def _whether(secret: Secret | None) -> str:
-    """What ranks state about the secret before they prove it."""
+def _secret_mode(secret: Secret | None) -> str:
+    """Whether a rank has a secret, which ranks compare before they prove it."""
     return "none" if secret is None else "file"
 
 
@@ -338,13 +353,10 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
     except DistNetworkError:
         raise
     except DistStoreError:
-        missing = [
-            repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
-        ]
+        missing = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
         if missing:
-            ellipsis = ", ..." if len(missing) > MAX_NAMES else ""
             raise RendezvousTimeout(
-                f"device {', '.join(missing[:MAX_NAMES])}{ellipsis} did not come within "
+                f"device {listed(missing)} did not come within "
                 f"{wait_s:g} s ({len(missing)} of {len(names)} missing); start all, "
                 "and see what they print; --wait allows for longer"
             ) from None

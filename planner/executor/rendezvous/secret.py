@@ -14,15 +14,17 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.utils.refusal import Refusal
+
 SECRET_FILE = "PLANNER_SECRET_FILE"
 """Environment variable with the file's name, never the secret itself, which others could read."""
 MIN_BYTES, MAX_BYTES = 16, 4096
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-class SecretError(ValueError):
+class SecretError(Refusal):
     """A file without a secret, or readable by others."""
 
 
@@ -33,7 +35,7 @@ class Secret:
     key: bytes = field(repr=False)
 
     @classmethod
-    def of_file(cls, path: str | Path) -> Secret:
+    def from_file(cls, path: str | Path) -> Secret:
         """From a file readable by its owner only; surrounding blanks are ignored."""
         try:
             with Path(path).open("rb") as file:
@@ -43,7 +45,7 @@ class Secret:
             raise SecretError(
                 f"secret file {path}: cannot be read ({error.strerror}); check path and permissions"
             ) from None
-        if mode & OTHERS:
+        if mode & OTHER_USERS:
             raise SecretError(
                 f"secret file {path}: others may read or write it (mode "
                 f"{stat.S_IMODE(mode):04o}); chmod 600 it, and make a new one if others had it"
@@ -58,10 +60,10 @@ class Secret:
         return cls(key)
 
     @classmethod
-    def of_environment(cls, path: str | Path | None = None) -> Secret | None:
+    def from_environment(cls, path: str | Path | None = None) -> Secret | None:
         """From the named file, else from the one in the environment."""
-        named = path or os.environ.get(SECRET_FILE)
-        return None if not named else cls.of_file(named)
+        given = path or os.environ.get(SECRET_FILE)
+        return None if not given else cls.from_file(given)
 
     def proof(self, *context: object) -> bytes:
         """Proof of the secret, bound to a context."""
@@ -70,7 +72,7 @@ class Secret:
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.digest(self.key, message, "sha256")
 
-    def proves(self, proof: bytes, *context: object) -> bool:
+    def is_valid_proof(self, proof: bytes, *context: object) -> bool:
         """Whether a proof is valid, in constant time."""
         return hmac.compare_digest(proof, self.proof(*context))
 

@@ -1,6 +1,6 @@
 """The key-value store of a run: its address, and connections to it.
 
-``torchrun`` and ``planner run`` serve it themselves and say so; otherwise rank 0 does.
+``torchrun`` and ``planner run`` serve it and set `STORE_BY_LAUNCHER`; otherwise rank 0 serves it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+from planner.utils.refusal import Refusal
+
+STORE_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable: "True" if the launcher serves the store."""
-BEGUN, OVER = "membership/0", "membership/over"
+STARTED_KEY, FINISHED_KEY = "membership/0", "membership/over"
 """Keys of an elastic run that has started, and of one that has finished."""
 BACKLOG = 2048
 """Backlog of the listening socket: all ranks connect at once."""
@@ -33,10 +35,12 @@ ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 BIND = "PLANNER_BIND"
 """Environment variable: address of this node to listen on."""
-EVERYWHERE = ("0.0.0.0", "::")
+ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses that stand for all of a node."""
-BOUND = f"name an address of this node with --bind, or all of them with --bind {EVERYWHERE[0]}"
-UNBOUND = (
+BIND_REMEDY = (
+    f"name an address of this node with --bind, or all of them with --bind {ANY_ADDRESS[0]}"
+)
+ADDRESS_REMEDY = (
     "name the node of the plan's first device, this one, in MASTER_ADDR everywhere; where that is "
     "translated on the way, this node's own address with --bind"
 )
@@ -44,7 +48,7 @@ UNBOUND = (
 ANSWER_S = 3.0
 """Timeout beyond PyTorch's own."""
 T = TypeVar("T")
-KNOCK_S, MIN_S = 0.25, 1.0
+RETRY_S, MIN_TIMEOUT_S = 0.25, 1.0
 """Interval of connection attempts, and shortest total time."""
 
 
@@ -62,7 +66,7 @@ class StoreAddress:
 
     Attributes
     ----------
-    by_starter
+    served_by_launcher
         Whether the launcher serves it instead of rank 0.
     attempt
         Number of the launch; each has its own keys in the store.
@@ -72,23 +76,23 @@ class StoreAddress:
 
     host: str
     port: int
-    by_starter: bool
+    served_by_launcher: bool
     attempt: str = "0"
     bind: str = ""
 
     @classmethod
-    def of_environment(cls) -> StoreAddress:
+    def from_environment(cls) -> StoreAddress:
         """From the variables of ``torchrun``."""
         host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise ValueError(
+            raise Refusal(
                 "MASTER_ADDR and MASTER_PORT must say where the store is, a host and a port from 1 "
                 f"to 65535, found {host!r} and {port!r}; start with torchrun, or set both on every "
                 "node"
             )
-        by_starter = os.environ.get(SERVED) == "True"
+        served_by_launcher = os.environ.get(STORE_BY_LAUNCHER) == "True"
         bind = os.environ.get(BIND, "")
-        return cls(host, int(port), by_starter, os.environ.get(ATTEMPT, "0"), bind)
+        return cls(host, int(port), served_by_launcher, os.environ.get(ATTEMPT, "0"), bind)
 
     def __str__(self) -> str:
         return f"the store at {self.host}:{self.port}"
@@ -96,49 +100,49 @@ class StoreAddress:
     def connect(self, timeout_s: float, *, serve: bool = False) -> Store:
         """A separate connection, so that blocking calls on it block nothing else."""
         if serve:
-            remedy = BOUND if self.bind else UNBOUND
+            remedy = BIND_REMEDY if self.bind else ADDRESS_REMEDY
             host = self.bind or self.host
-            store: Store = served(host, self.port, timeout_s=timeout_s, remedy=remedy)
+            store: Store = serve_store(host, self.port, timeout_s=timeout_s, remedy=remedy)
             return PrefixStore(f"planner/{self.attempt}", store)
         until = time.monotonic() + timeout_s
         # PyTorch backs off exponentially, and may wait twice its timeout
-        self._knock(until, timeout_s)
-        store = self._opened(until, timeout_s)
+        self._wait_for_listener(until, timeout_s)
+        store = self._connect_tcp_store(until, timeout_s)
         store.set_timeout(timedelta(seconds=timeout_s))
         return PrefixStore(f"planner/{self.attempt}", store)
 
-    def _opened(self, until: float, timeout_s: float) -> TCPStore:
+    def _connect_tcp_store(self, until: float, timeout_s: float) -> TCPStore:
         """Connect where a server listens; PyTorch waits forever for one that is not a store."""
-        left_s = max(until - time.monotonic(), MIN_S)
-        left = timedelta(seconds=left_s)
+        remaining_s = max(until - time.monotonic(), MIN_TIMEOUT_S)
+        remaining = timedelta(seconds=remaining_s)
         try:
             store = call_with_timeout(
-                left_s + ANSWER_S,
-                lambda: TCPStore(self.host, self.port, timeout=left, wait_for_workers=False),
+                remaining_s + ANSWER_S,
+                lambda: TCPStore(self.host, self.port, timeout=remaining, wait_for_workers=False),
             )
         except DistError:
-            raise self._missing(timeout_s) from None
+            raise self._missing_error(timeout_s) from None
         if store is None:
             why = " as a store does: it is stopped, or something else listens there"
-            raise self._missing(timeout_s, why)
+            raise self._missing_error(timeout_s, why)
         return store
 
-    def _knock(self, until: float, timeout_s: float) -> None:
+    def _wait_for_listener(self, until: float, timeout_s: float) -> None:
         """Wait until a server listens."""
         while True:
-            left = max(until - time.monotonic(), MIN_S)
+            remaining = max(until - time.monotonic(), MIN_TIMEOUT_S)
             try:
-                socket.create_connection((self.host, self.port), timeout=left).close()
+                socket.create_connection((self.host, self.port), timeout=remaining).close()
             except OSError as error:
-                if time.monotonic() + KNOCK_S < until:
-                    time.sleep(KNOCK_S)
+                if time.monotonic() + RETRY_S < until:
+                    time.sleep(RETRY_S)
                     continue
                 # host names of nodes that are starting may resolve later
                 why = f" ({error.strerror})" if isinstance(error, socket.gaierror) else ""
-                raise self._missing(timeout_s, why) from None
+                raise self._missing_error(timeout_s, why) from None
             return
 
-    def _missing(self, timeout_s: float, why: str = "") -> StoreMissingError:
+    def _missing_error(self, timeout_s: float, why: str = "") -> StoreMissingError:
         return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
 
 
@@ -161,15 +165,17 @@ def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
     return results[0] if results else None
 
 
-def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
+def serve_store(
+    host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BIND_REMEDY
+) -> TCPStore:
     """A store served by this process, on one address only."""
-    server = _listening(host, port, remedy)
+    server = _listen(host, port, remedy)
     # by default PyTorch listens on all addresses
-    taken = server.getsockname()[1]
+    actual_port = server.getsockname()[1]
     try:
         return TCPStore(
-            _reached_at(server),
-            taken,
+            _own_server_address(server),
+            actual_port,
             is_master=True,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
@@ -182,16 +188,16 @@ def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUN
         ) from None
 
 
-def _listening(host: str, port: int, remedy: str) -> socket.socket:
+def _listen(host: str, port: int, remedy: str) -> socket.socket:
     """A bound socket; names that resolve to another machine or to loopback are refused for remote
     ranks."""
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
+        raise Refusal(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
     addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in resolved))
     for family, address in addresses:
-        if _loopback(address) and not _loopback(host) and host != "localhost":
+        if _is_loopback(address) and not _is_loopback(host) and host != "localhost":
             continue
         try:
             return socket.create_server((address, port), family=family, backlog=BACKLOG)
@@ -203,21 +209,21 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     listed = ", ".join(address for _, address in addresses)
-    raise ValueError(
+    raise Refusal(
         f"the store's host {host!r} ({listed}) is no address of this node that others reach; "
         f"{remedy}"
     )
 
 
-def _loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
 
 
-def _reached_at(server: socket.socket) -> str:
+def _own_server_address(server: socket.socket) -> str:
     """Address at which this process reaches its own server."""
     address = str(server.getsockname()[0])
-    near = {EVERYWHERE[0]: "127.0.0.1", EVERYWHERE[1]: "::1"}
-    return near.get(address, address)
+    loopback = {ANY_ADDRESS[0]: "127.0.0.1", ANY_ADDRESS[1]: "::1"}
+    return loopback.get(address, address)

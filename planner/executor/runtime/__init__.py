@@ -1,1 +1,1 @@
-"""One rank at work: stage module, operations, optimizers, and the loop over steps."""
+"""One rank at work: model stage, operations, optimizers, and the loop over steps."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
-from planner.executor.runtime.precision import TORCH
+from planner.executor.runtime.precision import TORCH_DTYPES
 from planner.training_plan.error import PlanError
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
@@ -29,33 +29,38 @@ class ActivationCodec:
         arch, codec = workload.architecture, workload.boundary_codec
         assert arch is not None
         self.shape = (workload.microbatch_samples, arch.sequence, arch.hidden)
-        self._plain = TORCH[workload.precision.messages]
+        self._dtype = TORCH_DTYPES[workload.precision.messages]
         self._wire = None if codec is BoundaryCodec.NONE else WireFormat(codec.value)
         # gradients are of a loss that is divided by the batch's tokens: unless the loss is scaled,
         # fp16 would lose most of them; a power of two changes nothing else
         tokens = workload.batch_samples * arch.sequence
-        lifts = self._wire is WireFormat.FP16 and not workload.precision.scales_loss
-        self._lift = 2.0 ** (tokens.bit_length() - 1) if lifts else 1.0
+        scales_gradients = self._wire is WireFormat.FP16 and not workload.precision.scales_loss
+        self._gradient_scale = 2.0 ** (tokens.bit_length() - 1) if scales_gradients else 1.0
 
-    def write(self, values: Tensor, *, gradient: bool) -> Tensor:
+    def encode_message(self, values: Tensor, *, gradient: bool) -> Tensor:
         """Encode ``[samples, tokens, hidden]`` values as a message."""
         if self._wire is None:
-            return values.to(self._plain)
+            return values.to(self._dtype)
         flat = values.detach().reshape(-1).float()
-        return encode(flat * self._lift if gradient and self._lift != 1 else flat, self._wire)
+        return encode(
+            flat * self._gradient_scale if gradient and self._gradient_scale != 1 else flat,
+            self._wire,
+        )
 
-    def read(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
+    def decode_message(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
         """Decode a message to ``[samples, tokens, hidden]``."""
         if self._wire is None:
             return message.to(dtype)
         values = decode(message, self._values, self._wire).view(self.shape)
-        return (values / self._lift if gradient and self._lift != 1 else values).to(dtype)
+        return (
+            values / self._gradient_scale if gradient and self._gradient_scale != 1 else values
+        ).to(dtype)
 
     @property
     def message(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and format of a message."""
         if self._wire is None:
-            return self.shape, self._plain
+            return self.shape, self._dtype
         return (message_length(self._values, self._wire),), torch.uint8
 
     @property
@@ -64,15 +69,15 @@ class ActivationCodec:
         return samples * tokens * hidden
 
 
-def require_priced(workload: Workload) -> None:
+def require_planned_sizes(workload: Workload) -> None:
     """Refuse a plan whose message sizes differ from the executor's."""
     arch, formats = workload.architecture, workload.precision
     assert arch is not None
-    plain = float(arch.sequence * arch.hidden * formats.messages.bytes)
-    real = plain * workload.boundary_codec.wire_ratio(formats.messages.bytes)
-    if workload.layers[0].output_bytes != real:
+    unencoded = float(arch.sequence * arch.hidden * formats.messages.bytes)
+    actual = unencoded * workload.boundary_codec.wire_ratio(formats.messages.bytes)
+    if workload.layers[0].output_bytes != actual:
         raise PlanError(
             f"workload.layers[0].output_bytes: the plan was priced for "
             f"{workload.layers[0].output_bytes:g}, in its precision and with its boundary_codec "
-            f"the executor has {real:g}; leave it at that and plan again"
+            f"the executor has {actual:g}; leave it at that and plan again"
         )

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.comm_plan import CommPlan
-from planner.executor.comm.connections import ChannelKind, channels_of, duplex_of
+from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.p2p import Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import P2PSchedule
 from planner.executor.data.consistency import require_same_data
-from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.microbatches import Microbatches, make_microbatches
 from planner.executor.data.options import Data
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_module import StageModule
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
@@ -60,7 +60,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What a rank evaluates on, and when.
+    """Held-out data of a rank, and when it is evaluated.
 
     Attributes
     ----------
@@ -86,8 +86,8 @@ class EvaluationData:
 
 def evaluation_data(
     plan: TrainingPlan,
-    ranks: ProcessGroup,
-    stage_module: StageModule | None,
+    ranks: RankGroup,
+    model_stage: ModelStage | None,
     data: Data,
     *,
     every: int,
@@ -95,8 +95,8 @@ def evaluation_data(
     stop: int,
 ) -> EvaluationData:
     """Held-out text, verified to be equal on all ranks; a collective call."""
-    reads = stage_module is not None and stage_module.data is not None
-    own = microbatches_of(plan, data) if reads else None
+    reads = model_stage is not None and model_stage.data is not None
+    own = make_microbatches(plan, data) if reads else None
     require_same_data(ranks, "--eval-data", own)
     return EvaluationData(own, every, batches, stop)
 
@@ -107,38 +107,36 @@ class Evaluation:
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
-        stage_module: StageModule | None,
-        wiring: CommPlan,
+        ranks: RankGroup,
+        model_stage: ModelStage | None,
+        comm_plan: CommPlan,
         held_out: EvaluationData,
         steps: range,
     ) -> None:
-        self._plan, self._ranks, self._stage_module, self._wiring = (
-            plan,
-            ranks,
-            stage_module,
-            wiring,
-        )
+        self._plan, self._ranks, self._model_stage = plan, ranks, model_stage
+        self._comm_plan = comm_plan
         self._held_out, self._batches = held_out, held_out.batches
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
-        self._traffic = [P2PSchedule(s, ranks.rank, forward=True) for s in self._schedules]
+        self._p2p_schedules = [P2PSchedule(s, ranks.rank, forward=True) for s in self._schedules]
         self._after = {step for step in steps if held_out.due(step)}
-        self._held = ExitStack()
-        self._serial = 0
+        self._resources = ExitStack()
+        self._step_index = 0
 
     def __enter__(self) -> Self:
         """Open connections; a collective call."""
-        wanted = duplex_of(ChannelKind.PIPELINE, {d for t in self._traffic for d in t.peers})
-        opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
-        channels = channels_of(opened, ChannelKind.PIPELINE, self._ranks.rank)
-        failure = self._held.enter_context(self._ranks.failing())
-        if self._stage_module is not None:
+        keys = duplex_keys(ChannelKind.PIPELINE, {d for t in self._p2p_schedules for d in t.peers})
+        opened = self._resources.enter_context(connections_to(self._ranks, keys, "evaluation"))
+        channels = duplex_channels(opened, ChannelKind.PIPELINE, self._ranks.rank)
+        error_latch = self._resources.enter_context(self._ranks.error_latch())
+        if self._model_stage is not None:
             # all schedules in turn, each with all batches, at every evaluation
-            rounds = [traffic for traffic in self._traffic for _ in range(self._batches)]
+            rounds = [schedule for schedule in self._p2p_schedules for _ in range(self._batches)]
             expected = expected_messages(rounds * len(self._after))
-            self._receiver = Receiver(channels.of, expected, self._stage_module.buffer, failure)
-            rates, backend = self._wiring.rates(), self._stage_module.backend
-            self._sender = Sender(channels.to, failure, rates, backend=backend)
+            self._receiver = Receiver(
+                channels.incoming, expected, self._model_stage.buffer, error_latch
+            )
+            rates, backend = self._comm_plan.rates(), self._model_stage.backend
+            self._sender = Sender(channels.outgoing, error_latch, rates, backend=backend)
         return self
 
     def __exit__(
@@ -148,7 +146,7 @@ class Evaluation:
         trace: TracebackType | None,
     ) -> None:
         """Close connections."""
-        self._held.close()
+        self._resources.close()
 
     def after(self, step: int) -> list[EvaluationResult]:
         """Evaluate after a step if one is due; then a collective call."""
@@ -156,34 +154,32 @@ class Evaluation:
             return []
         w, arch = self._plan.workload, self._plan.workload.architecture
         assert arch is not None
-        sums = [self._sum(k) for k in range(len(self._schedules))]
-        told = self._ranks.all_gather(f"evaluation/{step}", json.dumps(sums))
+        sums = [self._sum_losses(k) for k in range(len(self._schedules))]
+        answers = self._ranks.all_gather(f"evaluation/{step}", json.dumps(sums))
         tokens = self._batches * w.batch_samples * arch.sequence
-        totals = [sum(of) / tokens for of in zip(*map(json.loads, told), strict=True)]
+        by_schedule = zip(*map(json.loads, answers), strict=True)
+        totals = [sum(losses) / tokens for losses in by_schedule]
         return [
             EvaluationResult(step + 1, _paths(self._plan, schedule), loss)
             for schedule, loss in zip(self._schedules, totals, strict=True)
         ]
 
-    def _sum(self, k: int) -> float:
+    def _sum_losses(self, k: int) -> float:
         """This rank's losses of all batches with the paths of one schedule."""
-        if self._stage_module is None:
+        if self._model_stage is None:
             return 0.0
         total = 0.0
-        order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
         for batch in range(self._batches):
-            forward = _Forward(self._stage_module, self._held_out.data, batch)
+            forward = _Forward(self._model_stage, self._held_out.data, batch)
             run_operations(
-                order,
-                self._traffic[k],
+                self._p2p_schedules[k],
                 forward,
                 self._receiver,
                 self._sender,
-                self._serial,
-                rank,
+                self._step_index,
                 StepRecord(batch, False),
             )
-            self._serial += 1
+            self._step_index += 1
             total += forward.loss()
         return total
 
@@ -192,10 +188,10 @@ def forward_only(schedule: Schedule) -> Schedule:
     """The schedule without backward passes, in an order without deadlocks."""
     orders: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
     for b in range(len(schedule.paths)):
-        ahead = [step for step in schedule.chain(b) if step[0] != "B"]
-        for place, (kind, device) in enumerate(ahead):
+        forward_ops = [step for step in schedule.chain(b) if step[0] != "B"]
+        for index, (kind, device) in enumerate(forward_ops):
             # a common topological order of all operations
-            orders[device].append((b + place, b, (kind, b)))
+            orders[device].append((b + index, b, (kind, b)))
     return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in orders))
 
 
@@ -204,43 +200,43 @@ def _paths(plan: TrainingPlan, schedule: Schedule) -> str:
     visited: Sequence[int] = sorted({len(path) for path in schedule.paths})
     if visited[0] == stages:
         return "all stages"
-    few = str(visited[0]) if len(visited) == 1 else f"{visited[0]} to {visited[-1]}"
-    return f"{few} of {stages} stages"
+    count = str(visited[0]) if len(visited) == 1 else f"{visited[0]} to {visited[-1]}"
+    return f"{count} of {stages} stages"
 
 
 class _Forward:
     """Forward passes and losses of one batch."""
 
-    def __init__(self, stage_module: StageModule, data: Microbatches | None, batch: int) -> None:
-        self._stage_module, self._data, self._batch = stage_module, data, batch
-        self.backend = stage_module.backend
+    def __init__(self, model_stage: ModelStage, data: Microbatches | None, batch: int) -> None:
+        self._model_stage, self._data, self._batch = model_stage, data, batch
+        self.backend = model_stage.backend
         self._outputs: dict[int, Tensor] = {}
-        self._loss = torch.zeros((), dtype=torch.float64, device=stage_module.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=model_stage.device)
         self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Run F or H; nothing is kept for a backward pass."""
-        stage_module = self._stage_module
-        inputs_received = None if received is None else stage_module.read(kind, received)
+        """Run F or H, without saving anything for a backward pass."""
+        model_stage = self._model_stage
+        inputs_received = None if received is None else model_stage.decode_message(kind, received)
         with torch.no_grad():
             if kind == "F":
                 inputs = (
                     self._tokens(microbatch)[:, :-1] if inputs_received is None else inputs_received
                 )
-                output = stage_module.run_stage(inputs)
-                if stage_module.head is not None:
+                output = model_stage.run_stage(inputs)
+                if model_stage.head is not None:
                     self._outputs[microbatch] = output
-                return stage_module.boundary.write(output, gradient=False)
+                return model_stage.activation_codec.encode_message(output, gradient=False)
             # the head's device computed the last output, or receives it
             own_output = self._outputs.pop(microbatch, None)
             activations = own_output if inputs_received is None else inputs_received
             assert activations is not None
-            loss = stage_module.run_loss(activations, self._tokens(microbatch)[:, 1:])
+            loss = model_stage.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += loss
             return loss
 
     def loss(self) -> float:
-        """Sum over tokens."""
+        """Loss of the batch, summed over tokens."""
         return float(self._loss)
 
     def _tokens(self, microbatch: int) -> Tensor:

@@ -25,22 +25,22 @@ class FlopsCounter:
 
     def tokens(self, step: int) -> int:
         """Tokens of a step."""
-        w = self.plan.workload
-        assert w.architecture is not None
-        return len(self._paths(step)) * w.microbatch_samples * w.architecture.sequence
+        workload = self.plan.workload
+        assert workload.architecture is not None
+        return len(self._paths(step)) * workload.microbatch_samples * workload.architecture.sequence
 
     def flops(self, step: int) -> float:
         """Forward and backward FLOPs of a step, in the stages that its microbatches visit.
 
         Recomputation does not count, by the definition of model FLOPs.
         """
-        w, stage_of = self.plan.workload, self.plan.stage_of
-        loads = [w.stage(*layers).forward_flops for layers in self.plan.stage_layers]
+        workload, stage_of = self.plan.workload, self.plan.stage_of
+        loads = [workload.stage(*layers).forward_flops for layers in self.plan.stage_layers]
         visited = sum(
-            w.head.forward_flops + sum(loads[stage_of[d]] for d in path)
+            workload.head.forward_flops + sum(loads[stage_of[d]] for d in path)
             for path in self._paths(step)
         )
-        return (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
+        return (1 + BACKWARD_TO_FORWARD) * workload.microbatch_samples * visited
 
     def mfu(self, step: int, took_s: float) -> float | None:
         """Model FLOPs utilization: FLOPs of a step over the peak of all GPUs in its time.
@@ -58,19 +58,19 @@ class FlopsCounter:
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> str:
     """One line from `device_reports`."""
-    most = max(reports, key=lambda report: float(report["peak_bytes"]))
+    largest = max(reports, key=lambda report: float(report["peak_bytes"]))
     sent = sum(size for report in reports for size in report["sent_bytes"].values())
-    routed = [one for one in reports if "part" in one and one["part"] != one["planned_part"]]
+    off_plan = [one for one in reports if "part" in one and one["part"] != one["planned_part"]]
     parts = ""
-    if routed:
-        other = max(routed, key=lambda report: abs(report["part"] - report["planned_part"]))
+    if off_plan:
+        farthest = max(off_plan, key=lambda report: abs(report["part"] - report["planned_part"]))
         parts = (
-            f"; farthest from its planned part of microbatches is {other['device']}: "
-            f"{other['part']:.1%} of its stage's, planned {other['planned_part']:.1%}"
+            f"; farthest from its planned part of microbatches is {farthest['device']}: "
+            f"{farthest['part']:.1%} of its stage's, planned {farthest['planned_part']:.1%}"
         )
     return (
-        f"memory {most['peak_bytes'] / 1e9:.3f} GB at most, on {most['device']} "
-        f"({most['peak_is']}; the plan counts {most['planned_bytes'] / 1e9:.3f} GB for its stage, "
-        f"{most['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages and "
-        f"calibration), {sent / 1e9:.3f} GB sent in all{parts}"
+        f"memory {largest['peak_bytes'] / 1e9:.3f} GB at most, on {largest['device']} "
+        f"({largest['peak_is']}; the plan counts {largest['planned_bytes'] / 1e9:.3f} GB for its "
+        f"stage, {largest['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages "
+        f"and calibration), {sent / 1e9:.3f} GB sent in all{parts}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from planner.utils.refusal import Refusal
 from planner.workload.workload import Workload
 
 INIT_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
@@ -34,7 +35,7 @@ class LossScaler:
             self.scale *= BACKOFF_FACTOR
             self._growth_tracker = 0
             if self.scale < 1:
-                raise ValueError(
+                raise Refusal(
                     "gradients overflow fp16 even with a loss scale of 1; lower the learning rate, "
                     "or plan with --precision fp32 (or bf16 on GPUs that have it)"
                 )

@@ -1,7 +1,7 @@
 """Memory check before the first step: whether each rank's needs fit.
 
 Ranks of a machine share its memory, ranks on a GPU share that GPU's. All exchange their needs and
-see the same numbers, so that exactly one of them reports an error.
+compare the same numbers, so that exactly one of them reports an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import torch
 
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.codec import WireFormat, message_length
-from planner.executor.comm.device_identity import gpu_of, machine
-from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.stage_module import has_head
+from planner.executor.comm.device_identity import gpu_identity, machine_id
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import has_head
 from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.utils.refusal import Refusal
 from planner.utils.text import counted
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
@@ -30,7 +31,7 @@ SUM_BYTES = 4
 """Bytes of a value in fp32."""
 
 
-class TooLittleMemoryError(ValueError):
+class TooLittleMemoryError(Refusal):
     """A rank needs more memory than available."""
 
 
@@ -42,14 +43,14 @@ class MemoryNeed:
     ----------
     stage
         Bytes of its stage and microbatches as in the plan, by purpose.
-    beyond
+    extra_bytes
         Additional bytes where it computes, by purpose.
     host
         Host memory of a rank that computes on a GPU.
     """
 
     stage: Mapping[str, float]
-    beyond: Mapping[str, float]
+    extra_bytes: Mapping[str, float]
     host: float = 0.0
 
     @property
@@ -60,7 +61,7 @@ class MemoryNeed:
     @property
     def total(self) -> float:
         """Bytes where it computes."""
-        return self.planned + sum(self.beyond.values())
+        return self.planned + sum(self.extra_bytes.values())
 
 
 def memory_need(
@@ -70,8 +71,8 @@ def memory_need(
     *,
     other: StageAverager | None = None,
     on_gpu: bool = False,
-    calibrates: bool = False,
-    direct: bool = False,
+    calibrate: bool = False,
+    uses_collectives: bool = False,
 ) -> MemoryNeed:
     """Peak memory of a rank."""
     w, stage = plan.workload, plan.averaged_stage(rank)
@@ -81,7 +82,7 @@ def memory_need(
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
         return MemoryNeed({}, {"sums of others": vector, "averaging": buffers})
-    live = max(s.most_live()[rank] for s in plan.schedules)
+    in_flight = max(s.most_live()[rank] for s in plan.schedules)
     costs = stage_costs(
         w,
         *plan.stage_layers[stage],
@@ -89,37 +90,37 @@ def memory_need(
         recompute=plan.recompute[stage],
     )
     # in both directions, as many as in flight
-    waiting = live
+    queued = in_flight
     if plan.wiring is Wiring.STOCHASTIC:
         # all microbatches in flight may queue at one device
-        waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
+        queued = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
     message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
-    stage_parts = {
+    stage_bytes = {
         "weights, gradients and optimizer": costs.state_bytes,
-        f"activations of {counted(live, 'microbatch')}": live * costs.saved_bytes,
+        f"activations of {counted(in_flight, 'microbatch')}": in_flight * costs.saved_bytes,
         "the largest operation": costs.scratch_bytes,
     }
-    beyond: dict[str, float] = {}
+    extra_bytes: dict[str, float] = {}
     if plan.sync.local_steps:
         copies = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: a snapshot of parameters, and a second gradient vector
         copies += (1 if on_gpu else 2) * plan.sync.delayed
-        beyond["outer step"] = max(copies - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
-    if calibrates:
+        extra_bytes["outer step"] = max(copies - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
+    if calibrate:
         # another copy of parameters and moments, and one microbatch
         copy = vector / SUM_BYTES * w.precision.state_bytes
-        beyond["calibration"] = max(copy - (live - 1) * costs.saved_bytes, 0.0)
+        extra_bytes["calibration"] = max(copy - (in_flight - 1) * costs.saved_bytes, 0.0)
     if on_gpu:
         # collectives add in 16 bits, on a copy
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
-        beyond["averaging"] = direct * rounded * vector / 2
+        extra_bytes["averaging"] = uses_collectives * rounded * vector / 2
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
-        pinned += (live + waiting) * _power_of_two(message)
-        return MemoryNeed(stage_parts, beyond, pinned + buffers)
-    beyond["averaging"] = buffers
-    beyond["messages"] = max(live + waiting - MESSAGES, 0) * message
-    return MemoryNeed(stage_parts, beyond)
+        pinned += (in_flight + queued) * _power_of_two(message)
+        return MemoryNeed(stage_bytes, extra_bytes, pinned + buffers)
+    extra_bytes["averaging"] = buffers
+    extra_bytes["messages"] = max(in_flight + queued - MESSAGES, 0) * message
+    return MemoryNeed(stage_bytes, extra_bytes)
 
 
 def _power_of_two(size: float) -> float:
@@ -133,25 +134,25 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
     for group, chunking, wire in zip(
         averaging.rounds, averaging.chunkings, averaging.wires, strict=True
     ):
-        givers = (
+        contributors = (
             sum(group.sends_contributions)
             - group.sends_contributions[group.members.index(averaging.rank)]
         )
         share = group.shares[group.members.index(averaging.rank)] * group.width
         chunk = message_length(int(share * values / chunking.chunks) + 1, wire)
-        most = max(most, givers * min(chunking.window + 1, chunking.chunks) * chunk)
+        most = max(most, contributors * min(chunking.window + 1, chunking.chunks) * chunk)
     return float(most)
 
 
 @dataclass(frozen=True)
 class MemoryClaim:
-    """What a rank needs of one memory, and what is available for all.
+    """Memory that a rank needs, and the available memory that it shares with others.
 
     Attributes
     ----------
     memory
         Identifier shared by the ranks that share the memory.
-    usable
+    usable_share
         Usable part of the available memory.
     parts
         The need by purpose.
@@ -160,12 +161,12 @@ class MemoryClaim:
     memory: str
     name: str
     need: float
-    have: float
-    usable: float
+    available: float
+    usable_share: float
     parts: Mapping[str, float]
 
 
-def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> list[MemoryClaim]:
+def memory_claims(ranks: RankGroup, need: MemoryNeed, device: torch.device) -> list[MemoryClaim]:
     """Claims of a rank on this machine and its GPU; a collective call.
 
     A rank that joins late claims alone: the memory of the others is no longer free.
@@ -173,35 +174,37 @@ def claims_of(ranks: ProcessGroup, need: MemoryNeed, device: torch.device) -> li
     if device.type == "cuda":
         # creating a CUDA context takes memory
         torch.cuda.mem_get_info(device)
-    if not ranks.late:
+    if not ranks.joins_late:
         ranks.barrier("memory/begun")
-    parts = {**need.stage, **need.beyond}
-    place = machine()
+    parts = {**need.stage, **need.extra_bytes}
+    machine = machine_id()
     machine_name = "this machine's memory"
     if device.type != "cuda":
-        return [MemoryClaim(place, machine_name, need.total, available_bytes(), USABLE, parts)]
+        return [MemoryClaim(machine, machine_name, need.total, available_bytes(), USABLE, parts)]
     free, _ = torch.cuda.mem_get_info(device)
-    name, gpu = gpu_of(device)
+    name, gpu = gpu_identity(device)
     pinned = {"copies for the network": need.host}
     return [
         MemoryClaim(gpu, name, need.total, float(free), GPU_USABLE, parts),
-        MemoryClaim(place, machine_name, need.host, available_bytes(), USABLE, pinned),
+        MemoryClaim(machine, machine_name, need.host, available_bytes(), USABLE, pinned),
     ]
 
 
-def require_memory(ranks: ProcessGroup, claims: Sequence[MemoryClaim]) -> None:
+def require_memory(ranks: RankGroup, claims: Sequence[MemoryClaim]) -> None:
     """Refuse to start if memory is too small; a collective call, except for a late rank."""
     own = json.dumps([asdict(claim) for claim in claims])
-    texts = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.all_gather("memory", own)))
+    texts = (
+        {ranks.rank: own} if ranks.joins_late else dict(enumerate(ranks.all_gather("memory", own)))
+    )
     pools: dict[str, dict[int, MemoryClaim]] = {}
     for rank, text in texts.items():
         for claim in (MemoryClaim(**fields) for fields in json.loads(text)):
             pools.setdefault(claim.memory, {})[rank] = claim
     for pool in pools.values():
-        have = min(claim.have for claim in pool.values())
+        available = min(claim.available for claim in pool.values())
         total = sum(claim.need for claim in pool.values())
         first = min(pool)
-        if total <= pool[first].usable * have:
+        if total <= pool[first].usable_share * available:
             continue
         if first == ranks.rank:
             raise TooLittleMemoryError(_refusal(ranks.name(first), pool[first], len(pool), total))
@@ -215,7 +218,7 @@ def _refusal(name: str, claim: MemoryClaim, sharing: int, total: float) -> str:
     if sharing > 1:
         who += f" and with {sharing - 1} more that share it {total / 1e9:.3g} GB"
     return (
-        f"{who} of {claim.name}, which has {claim.have / 1e9:.3g} GB free, {claim.usable:.0%} of "
-        "it to be used; plan for less (--memory-gb, --recompute all, fewer --microbatch-samples), "
-        "or start fewer ranks here"
+        f"{who} of {claim.name}, which has {claim.available / 1e9:.3g} GB free, "
+        f"{claim.usable_share:.0%} of it to be used; plan for less (--memory-gb, "
+        "--recompute all, fewer --microbatch-samples), or start fewer ranks here"
     )

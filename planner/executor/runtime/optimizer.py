@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from planner.utils.refusal import Refusal
 from planner.utils.validate import choice, count, real
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ class OptimizerConfig:
     warmup
         Steps of linear warm-up.
     schedule_steps
-        ``cosine``: steps until the lowest rate, including warm-up; 0 otherwise.
+        ``is_cosine``: steps until the lowest rate, including warm-up; 0 otherwise.
     min_lr_ratio
-        ``cosine``: lowest rate over highest.
+        ``is_cosine``: lowest rate over highest.
     weight_decay
         AdamW's, of matrices and embeddings; norms and biases have none.
     """
@@ -61,28 +62,30 @@ class OptimizerConfig:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        set_(self, "optimizer", choice(OptimizerKind, "optimizer", self.optimizer))
-        set_(self, "schedule", choice(RateSchedule, "schedule", self.schedule))
+        set_field = object.__setattr__
+        set_field(
+            self, "optimizer", choice(OptimizerKind, "optimizer", self.optimizer, error=Refusal)
+        )
+        set_field(self, "schedule", choice(RateSchedule, "schedule", self.schedule, error=Refusal))
         for name in ("learning_rate", "min_lr_ratio", "weight_decay", "beta1", "beta2", "eps"):
-            set_(self, name, real(name, getattr(self, name), 0))
+            set_field(self, name, real(name, getattr(self, name), 0, error=Refusal))
         for name in ("warmup", "schedule_steps"):
-            set_(self, name, count(name, getattr(self, name), 0))
+            set_field(self, name, count(name, getattr(self, name), 0, error=Refusal))
         for name in ("min_lr_ratio", "beta1", "beta2"):
-            value, most = getattr(self, name), name == "min_lr_ratio"
-            if value > 1 or (value == 1 and not most):
-                raise ValueError(
-                    f"{name} is {value:g}; it must be {'at most' if most else 'below'} 1"
+            value, may_be_one = getattr(self, name), name == "min_lr_ratio"
+            if value > 1 or (value == 1 and not may_be_one):
+                raise Refusal(
+                    f"{name} is {value:g}; it must be {'at most' if may_be_one else 'below'} 1"
                 )
-        cosine = self.schedule is RateSchedule.COSINE
-        if cosine and self.schedule_steps <= self.warmup:
-            raise ValueError(
+        is_cosine = self.schedule is RateSchedule.COSINE
+        if is_cosine and self.schedule_steps <= self.warmup:
+            raise Refusal(
                 f"schedule_steps is {self.schedule_steps} and warmup {self.warmup}; a cosine needs "
                 "more steps than its warm-up takes"
             )
-        if not cosine:
+        if not is_cosine:
             # defaults are normalised
-            set_(self, "schedule_steps", 0)
+            set_field(self, "schedule_steps", 0)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
@@ -90,13 +93,13 @@ class OptimizerConfig:
             return self.learning_rate * (step + 1) / self.warmup
         if self.schedule is RateSchedule.CONSTANT:
             return self.learning_rate
-        done = min((step - self.warmup) / (self.schedule_steps - self.warmup), 1.0)
-        above = 0.5 * (1 + math.cos(math.pi * done))
-        return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * above)
+        progress = min((step - self.warmup) / (self.schedule_steps - self.warmup), 1.0)
+        cosine_factor = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * cosine_factor)
 
     def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Create the optimizer of some parameters; `set_rate` sets its rate."""
-        import torch  # who only says settings needs none
+        import torch  # not needed to validate settings
 
         rate = self.rate(0)
         if self.optimizer is OptimizerKind.SGD:
@@ -104,9 +107,9 @@ class OptimizerConfig:
         matrices = [p for p in parameters if p.dim() > 1]
         others = [p for p in parameters if p.dim() <= 1]
         groups = [
-            {"params": some, "weight_decay": decay}
-            for some, decay in ((matrices, self.weight_decay), (others, 0.0))
-            if some
+            {"params": group_parameters, "weight_decay": decay}
+            for group_parameters, decay in ((matrices, self.weight_decay), (others, 0.0))
+            if group_parameters
         ]
         # fused: one kernel reads and writes every value once
         return torch.optim.AdamW(

@@ -5,6 +5,7 @@ A delayed outer step is applied one step later (DiLoCo with overlapped communica
 
 from __future__ import annotations
 
+import enum
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,10 +14,23 @@ from torch import Tensor
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.p2p import Sender
-from planner.executor.rendezvous.process_group import ProcessGroup
+from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommit
+from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
 from planner.training_plan.model import TrainingPlan, lockstep_devices
+
+
+class PendingOuterStep(enum.Enum):
+    """State of the last outer step where a sequence of steps begins."""
+
+    NONE = enum.auto()
+    """It is complete."""
+    RESTORED = enum.auto()
+    """It is delayed, and its mean pseudo-gradient was restored from a checkpoint."""
+    UNAVERAGED = enum.auto()
+    """It is delayed, and its pseudo-gradients must be averaged again."""
+    INTERRUPTED = enum.auto()
+    """The local update of the first step is committed, the outer step after it is not."""
 
 
 class OuterAveraging:
@@ -31,27 +45,27 @@ class OuterAveraging:
 
     Attributes
     ----------
-    pending
-        The step whose outer step has been begun and not applied; None for none.
+    pending_step
+        The step after which an outer step was started that is not applied yet; None for none.
     """
 
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
+        ranks: RankGroup,
         compute: StageRuntime,
         averaging: StageAverager,
-        commit: StepCommit | None,
+        commit: StepCommitter | None,
     ) -> None:
         self._plan, self._ranks, self._compute = plan, ranks, compute
         self._averaging, self._commit = averaging, commit
-        self.pending: int | None = None
+        self.pending_step: int | None = None
         self._background: Future[float] | None = None
         self._begin_s = 0.0
 
-    def open(self, peers: AllReduceLinks, sender: Sender) -> None:
-        """Set the connections of the steps to come."""
-        self._peers, self._sender = peers, sender
+    def start(self, links: AllReduceLinks, sender: Sender) -> None:
+        """Set the connections for the following steps."""
+        self._links, self._sender = links, sender
 
     def run(self, record: StepRecord) -> None:
         """Average the pseudo-gradients of a step and apply the outer step."""
@@ -59,49 +73,62 @@ class OuterAveraging:
         if self._averaging.peers:
             begin_s = time.monotonic()
             record.ops.append((-1, self._ranks.rank, "A", begin_s, self._average(vector)))
-        self._apply(record.step)
+        self._apply_outer_step(record.step)
         record.end_s = time.monotonic()
 
     def begin(self, step: int) -> None:
         """Start averaging while the next step computes."""
         vector = self._pseudo_gradient(step)
-        self.pending = step
+        self.pending_step = step
         if self._averaging.peers:
             self._begin_s = time.monotonic()
             self._background = ThreadPoolExecutor(1, "averaging").submit(self._average, vector)
 
-    def end(self, record: StepRecord) -> None:
-        """Apply an outer step that an earlier step has begun.
+    def finish(self, record: StepRecord) -> None:
+        """Apply the outer step that an earlier step has started, if any.
 
-        After a checkpoint its mean is known.
+        One that was restored from a checkpoint is averaged already.
         """
-        if self.pending is None:
+        if self.pending_step is None:
             return
         if self._background is not None:
             end_s = self._background.result()
             record.ops.append((-1, self._ranks.rank, "A", self._begin_s, end_s))
             self._background = None
-        self._apply(self.pending)
-        self.pending = None
+        self._apply_outer_step(self.pending_step)
+        self.pending_step = None
 
-    def finish_interrupted(self, record: StepRecord) -> None:
-        """Apply the outer step that a lost device interrupted."""
-        if self._plan.sync.delayed:
-            self.begin(record.step - 1)
-            self.end(record)
-        else:
-            self.run(record)
-        record.end_s = time.monotonic()
+    def resume(self, pending: PendingOuterStep, record: StepRecord) -> bool:
+        """Continue from the state that earlier steps left.
 
-    def settle(self) -> None:
+        Returns
+        -------
+        bool
+            Whether this completed ``record``, the step before the first one to run.
+        """
+        if pending is PendingOuterStep.RESTORED:
+            self.pending_step = record.step
+        elif pending is PendingOuterStep.UNAVERAGED:
+            self.begin(record.step)
+        elif pending is PendingOuterStep.INTERRUPTED:
+            if self._plan.sync.delayed:
+                self.begin(record.step - 1)
+                self.finish(record)
+            else:
+                self.run(record)
+            record.end_s = time.monotonic()
+            return True
+        return False
+
+    def wait(self) -> None:
         """Wait for averaging in the background."""
         if self._background is not None:
             self._background.result()
 
     def _average(self, vector: Tensor) -> float:
-        return self._averaging.run(lambda on_device: vector, self._peers, self._sender)
+        return self._averaging.run(lambda on_device: vector, self._links, self._sender)
 
-    def _apply(self, step: int) -> None:
+    def _apply_outer_step(self, step: int) -> None:
         if self._commit is not None:
             self._commit.commit_outer_step(step)
         self._compute.outer_step()

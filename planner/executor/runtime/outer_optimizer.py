@@ -24,47 +24,52 @@ from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
-SAMPLES, CHANGED = "outer/samples", "outer/changed"
+SAMPLES, PSEUDO_GRADIENT_SAMPLES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
 class PlannedWeights:
-    """Weights by the planned number of microbatches of a device and its stage.
+    """Sample weights from the planned number of microbatches of a device and its stage.
 
-    In two-frequency averaging, of all devices with which it averages in every step.
+    In two-frequency averaging, the devices that average gradients in every step count as one.
+
+    Attributes
+    ----------
+    pseudo_gradient_samples
+        0: samples are not counted.
     """
 
+    pseudo_gradient_samples = 0
+
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._every = plan.cycle, plan.sync.every_steps
-        j = plan.stage_of[rank]
-        stage = plan.assignment.groups[j]
-        done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
-        self._all = [len(s.paths) for s in plan.schedules]
-        self._own = [sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in done]
-        self._stage = [sum(counts[d] for d in stage) for counts in done]
+        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
+        stage = plan.assignment.groups[plan.stage_of[rank]]
+        backward_counts = [
+            [sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules
+        ]
+        self._microbatches = [len(s.paths) for s in plan.schedules]
+        self._own_microbatches = [
+            sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in backward_counts
+        ]
+        self._stage_microbatches = [sum(counts[d] for d in stage) for counts in backward_counts]
 
-    @property
-    def changed(self) -> int:
-        """0: samples are not counted."""
-        return 0
-
-    def follow(self, plan: TrainingPlan, rank: int) -> None:
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Does nothing: there is no other plan."""
 
     def begin(self, schedule: Schedule) -> None:
-        """Start of a step."""
+        """Does nothing: microbatches are not counted."""
 
-    def did(self) -> None:
-        """A microbatch has passed the device."""
+    def count_microbatch(self) -> None:
+        """Does nothing."""
 
-    def taken(self) -> None:
-        """The step's update was applied."""
+    def commit_step(self) -> None:
+        """Does nothing."""
 
     def take_snapshot(self) -> None:
-        """A pseudo-gradient will be averaged."""
+        """Does nothing."""
 
-    def outer_step_taken(self) -> None:
-        """The outer step was applied."""
+    def commit_outer_step(self) -> None:
+        """Does nothing."""
 
     def state(self) -> dict[str, Tensor]:
         """Empty: everything follows from the plan."""
@@ -73,108 +78,115 @@ class PlannedWeights:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Does nothing."""
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Does nothing."""
 
-    def scale(self, step: int) -> float | None:
+    def gradient_scale(self, step: int) -> float | None:
         """Factor from a sum over samples, divided by the batch, to the device's own mean."""
-        k = self._cycle[step % len(self._cycle)]
-        return self._all[k] / self._own[k] if self._own[k] else None
+        schedule_id = self._cycle[step % len(self._cycle)]
+        own = self._own_microbatches[schedule_id]
+        return self._microbatches[schedule_id] / own if own else None
 
-    def weight(self, step: int, samples: int | None = None) -> float:
+    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """The device's share of its stage's samples since the last outer step."""
-        steps = range(step + 1 - self._every, step + 1)
-        schedules = [self._cycle[t % len(self._cycle)] for t in steps]
-        stage = sum(self._stage[k] for k in schedules)
-        return sum(self._own[k] for k in schedules) / stage if stage else 0.0
+        steps = range(step + 1 - self._interval, step + 1)
+        schedule_ids = [self._cycle[t % len(self._cycle)] for t in steps]
+        own = sum(self._own_microbatches[schedule_id] for schedule_id in schedule_ids)
+        stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedule_ids)
+        return own / stage if stage else 0.0
 
 
 class CountedWeights:
-    """Weights by counted microbatches, where the plan does not determine them.
+    """Sample weights from counted microbatches, if the plan does not determine them.
 
-    With stochastic routing through every stage the total is known. After devices were lost, the
-    others are asked for their counts, since those of lost devices do not count. In two-frequency
-    averaging, the counts of the devices that act as one are added, also if one of them is lost
-    later: its gradients are in the parameters.
+    With stochastic routing through every stage the total is known. In elastic runs the remaining
+    devices exchange their counts, since those of lost devices do not count. In two-frequency
+    averaging, the counts of devices that average gradients in every step are added, also if one of
+    them is lost later: its gradients are in the parameters.
+
+    Attributes
+    ----------
+    pseudo_gradient_samples
+        Microbatches of the pseudo-gradient that is averaged, or was last.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._every = plan.cycle, plan.sync.every_steps
-        self._all = [len(s.paths) for s in plan.schedules]
-        # counts of this step, of committed steps, and of the pending pseudo-gradient
-        self._step = self._since = self._changed = 0
-        self.follow(plan, rank)
+        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
+        self._microbatches = [len(s.paths) for s in plan.schedules]
+        # microbatches of this step, and of committed ones after the last pseudo-gradient
+        self._step_samples = self._committed_samples = self.pseudo_gradient_samples = 0
+        self.set_plan(plan, rank)
 
-    @property
-    def changed(self) -> int:
-        """Microbatches of the pseudo-gradient that is averaged, or was last."""
-        return self._changed
-
-    def follow(self, plan: TrainingPlan, rank: int) -> None:
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with the plan of the remaining devices."""
-        self._beside = set(lockstep_devices(plan, rank)) - {rank}
+        self._lockstep = set(lockstep_devices(plan, rank)) - {rank}
 
     def begin(self, schedule: Schedule) -> None:
-        """Start of a step, in which the others follow the schedule."""
-        self._step = sum(kind == "B" for d in self._beside for kind, _ in schedule.order[d])
+        """Start a step, in which lockstep devices follow the schedule."""
+        self._step_samples = sum(
+            kind == "B" for d in self._lockstep for kind, _ in schedule.order[d]
+        )
 
-    def did(self) -> None:
+    def count_microbatch(self) -> None:
         """Count a microbatch of the device."""
-        self._step += 1
+        self._step_samples += 1
 
-    def taken(self) -> None:
-        """The step's update was applied: it will not be repeated."""
-        self._since += self._step
-        self._step = 0
+    def commit_step(self) -> None:
+        """Add the counts of the step, whose update is applied and not repeated."""
+        self._committed_samples += self._step_samples
+        self._step_samples = 0
 
     def take_snapshot(self) -> None:
         """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-        self._changed += self._since
-        self._since = 0
+        self.pseudo_gradient_samples += self._committed_samples
+        self._committed_samples = 0
 
-    def outer_step_taken(self) -> None:
+    def commit_outer_step(self) -> None:
         """The outer step was applied."""
-        self._changed = 0
+        self.pseudo_gradient_samples = 0
 
-    def scale(self, step: int) -> float | None:
+    def gradient_scale(self, step: int) -> float | None:
         """See `PlannedWeights`; of the last step."""
-        return self._paths(step) / self._step if self._step else None
+        return self._step_microbatches(step) / self._step_samples if self._step_samples else None
 
-    def weight(self, step: int, samples: int | None = None) -> float:
+    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """See `PlannedWeights`, of the pseudo-gradient.
 
         Without ``samples`` every microbatch passed every stage.
         """
         if samples is None:
-            steps = range(step + 1 - self._every, step + 1)
-            samples = sum(self._paths(t) for t in steps)
-        return self._changed / samples if samples else 0.0
+            steps = range(step + 1 - self._interval, step + 1)
+            samples = sum(self._step_microbatches(t) for t in steps)
+        return self.pseudo_gradient_samples / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
-        counts = {SAMPLES: self._since} | ({CHANGED: self._changed} if self._changed else {})
+        counts = {SAMPLES: self._committed_samples}
+        if self.pseudo_gradient_samples:
+            counts[PSEUDO_GRADIENT_SAMPLES] = self.pseudo_gradient_samples
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; plans with fixed paths have none."""
-        self._since, self._changed = (
-            round(float(state[name])) if name in state else 0 for name in (SAMPLES, CHANGED)
+        self._committed_samples, self.pseudo_gradient_samples = (
+            round(float(state[name])) if name in state else 0
+            for name in (SAMPLES, PSEUDO_GRADIENT_SAMPLES)
         )
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Discard the counts."""
-        self._since = self._changed = 0
+        self._committed_samples = self.pseudo_gradient_samples = 0
 
-    def _paths(self, step: int) -> int:
-        return self._all[self._cycle[step % len(self._cycle)]]
+    def _step_microbatches(self, step: int) -> int:
+        return self._microbatches[self._cycle[step % len(self._cycle)]]
 
 
 class OuterSGD:
     """The outer optimizer of one device, identical on all devices of its stage.
 
     ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``, as torch.optim.SGD with
-    ``nesterov=True``, on one vector of all parameters. If delayed, what the device did since its
-    pseudo-gradient was taken is added to the result.
+    ``nesterov=True``, on one vector of all parameters. If delayed, the local
+    updates since the snapshot for the pseudo-gradient are added to the result.
 
     Parameters
     ----------
@@ -186,54 +198,54 @@ class OuterSGD:
 
     def __init__(self, plan: TrainingPlan, parameters: Mapping[str, nn.Parameter]) -> None:
         outer = plan.sync.outer
-        self._rate = 1.0 if outer is None else outer.learning_rate
-        self._factor = 0.0 if outer is None else outer.momentum
+        self._learning_rate = 1.0 if outer is None else outer.learning_rate
+        self._momentum_factor = 0.0 if outer is None else outer.momentum
         self._parameters = dict(parameters)
-        self._old = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
-        self._momentum = torch.zeros_like(self._old) if self._factor else None
-        self._left = self._old.clone() if plan.sync.delayed else None
+        self._global = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
+        self._momentum = torch.zeros_like(self._global) if self._momentum_factor else None
+        self._snapshot = self._global.clone() if plan.sync.delayed else None
 
     @property
-    def kept(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Its persistent tensors."""
-        vectors = (self._old, self._momentum, self._left)
+        vectors = (self._global, self._momentum, self._snapshot)
         return [vector for vector in vectors if vector is not None]
 
-    def pseudo_gradient(self, into: Tensor, weight: float) -> None:
+    def pseudo_gradient(self, out: Tensor, pseudo_gradient_weight: float) -> None:
         """Write ``weight (old - new)`` into ``float32[values]``; if delayed, new is the snapshot of
         `take_snapshot`."""
         with torch.no_grad():
-            if self._left is not None:
-                torch.sub(self._old, self._left, out=into)
+            if self._snapshot is not None:
+                torch.sub(self._global, self._snapshot, out=out)
             else:
                 parts = zip(
                     self._parameters.values(),
-                    self._split(into),
-                    self._split(self._old),
+                    self._split(out),
+                    self._split(self._global),
                     strict=True,
                 )
-                for parameter, part, old in parts:
-                    torch.sub(old, parameter.reshape(-1), out=part)
-            into.mul_(weight)
+                for parameter, part, global_parameter in parts:
+                    torch.sub(global_parameter, parameter.reshape(-1), out=part)
+            out.mul_(pseudo_gradient_weight)
 
     def step(self, mean: Tensor) -> None:
         """Apply the outer step with the weighted mean ``float32[values]``, which is overwritten."""
         if self._momentum is not None:
-            self._momentum.mul_(self._factor).add_(mean)
-            mean.add_(self._momentum, alpha=self._factor)
-        self._old.add_(mean, alpha=-self._rate)
+            self._momentum.mul_(self._momentum_factor).add_(mean)
+            mean.add_(self._momentum, alpha=self._momentum_factor)
+        self._global.add_(mean, alpha=-self._learning_rate)
         with torch.no_grad():
-            if self._left is None:
-                for name, old in self.global_parameters().items():
-                    self._parameters[name].copy_(old)
+            if self._snapshot is None:
+                for name, global_parameter in self.global_parameters().items():
+                    self._parameters[name].copy_(global_parameter)
                 return
-            torch.sub(self._old, self._left, out=mean)
-            for name, moved in self.named(mean).items():
-                self._parameters[name].add_(moved)
+            torch.sub(self._global, self._snapshot, out=mean)
+            for name, change in self.named(mean).items():
+                self._parameters[name].add_(change)
 
     def global_parameters(self) -> dict[str, Tensor]:
         """Views of the parameters after the last outer step, by name."""
-        return self.named(self._old)
+        return self.named(self._global)
 
     def state(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
@@ -252,10 +264,10 @@ class OuterSGD:
 
     def take_snapshot(self) -> None:
         """Take a snapshot of the parameters, if the outer step is delayed."""
-        if self._left is not None:
+        if self._snapshot is not None:
             with torch.no_grad():
-                for name, left in self.named(self._left).items():
-                    left.copy_(self._parameters[name])
+                for name, snapshot in self.named(self._snapshot).items():
+                    snapshot.copy_(self._parameters[name])
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a vector of all parameters, by name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.connections import Connection
-from planner.executor.comm.device_backend import DeviceBackend, Mark
+from planner.executor.comm.device_backend import DeviceBackend, Event
 from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
@@ -16,13 +16,16 @@ from planner.executor.runtime.stage_runtime import Operations, StageRuntime
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation
 
+EndCallback = Callable[[float], None]
+"""Called with the end of an operation on the monotonic clock."""
+
 
 class PipelineLinks(NamedTuple):
-    """Connections of a pipeline: from each peer, and to all of them."""
+    """Connections of a pipeline: one from each peer, and a sender to all of them."""
 
     incoming: Mapping[int, Connection]
     sender: Sender
-    failure: ErrorLatch
+    error_latch: ErrorLatch
 
 
 class Pipeline(Protocol):
@@ -42,14 +45,14 @@ class Pipeline(Protocol):
     loss_ranks: set[int]
     fixed_order: bool
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
-        """Get ready for steps with these schedules."""
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
+        """Open links, before steps with these schedules."""
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
-        """Run a step with schedule k; ``ended`` is called with the end of each operation."""
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
+        """Run a step of this index with a schedule; ``on_end`` is called for each operation."""
 
     def finish(self) -> None:
-        """Called after the last step."""
+        """Finish sending and receiving, after the last step."""
 
 
 class FixedPipeline:
@@ -58,29 +61,27 @@ class FixedPipeline:
     fixed_order = True
 
     def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
-        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
-        self._traffic = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
-        self.peers = {d for traffic in self._traffic.values() for d in traffic.peers}
+        self._compute = compute
+        self._p2p_schedules = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
+        self.peers = {peer for p2p in self._p2p_schedules.values() for peer in p2p.peers}
         self.loss_ranks = head_ranks(plan)
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """See `Pipeline`."""
         self._sender = links.sender
-        expected = expected_messages([self._traffic[k] for k in walk])
-        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.failure)
+        expected = expected_messages([self._p2p_schedules[k] for k in schedule_ids])
+        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.error_latch)
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
         run_operations(
-            self._schedules[k].order[self._rank],
-            self._traffic[k],
+            self._p2p_schedules[schedule_id],
             self._compute,
             self._receiver,
             self._sender,
-            serial,
-            self._rank,
+            index,
             record,
-            ended,
+            on_end,
         )
 
     def finish(self) -> None:
@@ -89,71 +90,71 @@ class FixedPipeline:
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
     """Ranks that run the head of a microbatch, and so have losses."""
-    used = [plan.schedules[k] for k in set(plan.cycle)]
-    return {s.head_device(b) for s in used for b in range(len(s.paths))}
+    used = [plan.schedules[schedule_id] for schedule_id in set(plan.cycle)]
+    return {s.head_device(microbatch) for s in used for microbatch in range(len(s.paths))}
 
 
 def run_operations(
-    order: tuple[Operation, ...],
-    traffic: P2PSchedule,
+    p2p_schedule: P2PSchedule,
     compute: Operations,
     receiver: Receiver,
     sender: Sender,
-    serial: int,
-    rank: int,
+    index: int,
     record: StepRecord,
-    ended: Callable[[float], None] = lambda end: None,
+    on_end: EndCallback = lambda end_s: None,
 ) -> None:
-    """Run F, H and B of one device; messages leave as soon as their operation is done.
+    """Run F, H and B of one device; messages are sent as soon as their operation is done.
 
-    On a GPU the next operation is issued before the previous one has ended, if its input is there.
+    On a GPU the next operation is issued before the previous one has ended, if its input has
+    arrived.
     """
-    backend = compute.backend
+    backend, rank = compute.backend, p2p_schedule.device
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
         while len(issued) > max_pending:
-            one = issued.popleft()
-            end_s = one.wait_and_record(backend, rank, record)
-            if one.sent is not None:
-                sender.made(one.sent[0].destination, one.sent[1], end_s)
-            ended(end_s)
+            operation = issued.popleft()
+            end_s = operation.wait_and_record(backend, rank, record)
+            if operation.sent is not None:
+                sender.mark_computed(operation.sent[0].destination, operation.sent[1], end_s)
+            on_end(end_s)
 
-    for operation in order:
-        kind, b = operation
-        arrival = None
-        if (before := traffic.before.get(operation)) is not None:
-            if issued and not receiver.has(serial, before):
+    for operation in p2p_schedule.order:
+        kind, microbatch = operation
+        received = None
+        if (needed := p2p_schedule.needs.get(operation)) is not None:
+            if issued and not receiver.has_arrived(index, needed):
                 drain(0)
-            arrival = receiver.take(serial, before)
-        start = backend.mark()
-        output = compute.run_op(kind, b, None if arrival is None else arrival.tensor)
-        stop = backend.mark()
-        if (after := traffic.after.get(operation)) is not None:
-            sender.send(output, after.destination)
-        sent = None if after is None else (after, output.nbytes)
-        issued.append(IssuedOperation(operation, start, stop, sent, arrival))
+            received = receiver.receive(index, needed)
+        start_event = backend.record_event()
+        output = compute.run_op(kind, microbatch, None if received is None else received.tensor)
+        end_event = backend.record_event()
+        if (sent_message := p2p_schedule.sends.get(operation)) is not None:
+            sender.send(output, sent_message.destination)
+        sent = None if sent_message is None else (sent_message, output.nbytes)
+        issued.append(IssuedOperation(operation, start_event, end_event, sent, received))
         drain(backend.max_pending)
     drain(0)
 
 
 class IssuedOperation(NamedTuple):
-    """An operation that may not have ended: what it is, what it sent and received."""
+    """An operation that may not have ended, with its events and messages."""
 
     operation: Operation
-    start: Mark
-    stop: Mark
+    start_event: Event
+    end_event: Event
     sent: tuple[Message, int] | None = None
-    arrival: ReceivedMessage | None = None
+    received: ReceivedMessage | None = None
 
     def wait_and_record(self, backend: DeviceBackend, rank: int, record: StepRecord) -> float:
         """Wait for its end, record it, and return the time."""
-        start_s, end_s = backend.wait_time_s(self.start), backend.wait_time_s(self.stop)
+        start_s = backend.wait_for_event(self.start_event)
+        end_s = backend.wait_for_event(self.end_event)
         if self.sent is not None:
             record.sent(*self.sent, end_s)
-        kind, b = self.operation
-        record.ops.append((b, rank, kind, start_s, end_s))
-        if self.arrival is not None:
-            arrival = self.arrival
-            record.received(arrival.message, arrival.tensor.nbytes, arrival.arrived_s)
+        kind, microbatch = self.operation
+        record.ops.append((microbatch, rank, kind, start_s, end_s))
+        if self.received is not None:
+            received = self.received
+            record.received(received.message, received.tensor.nbytes, received.arrived_s)
         return end_s

@@ -14,7 +14,7 @@ from planner.network.dtype import Dtype
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 
-TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
+TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 BF16_CAPABILITY = (8, 0)
 """Smallest compute capability of NVIDIA GPUs with bf16 products in hardware."""
 
@@ -39,7 +39,7 @@ class LowPrecisionModule:
             # a copy of the modules that shares parameters until they are rounded
             shared = {id(p): p for p in module.parameters()}
             self._module = copy.deepcopy(module, shared)
-            self._take_apart(self._module)
+            self._replace_parameters(self._module)
         self.round()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -64,19 +64,19 @@ class LowPrecisionModule:
 
     @property
     def rounded(self) -> list[Tensor]:
-        """Weights in the format of compute, beside the parameters."""
+        """Weights in the format of compute, which are held in addition to the parameters."""
         return [weight for weight, _ in self._rounded]
 
-    def _take_apart(self, module: nn.Module) -> None:
+    def _replace_parameters(self, module: nn.Module) -> None:
         for part in module.children():
             if isinstance(part, Stem):
                 part.register_forward_hook(self._round_output)
             else:
-                self._take_apart(part)
+                self._replace_parameters(part)
         for name, parameter in list(module.named_parameters(recurse=False)):
             weight = torch.empty_like(parameter, dtype=self._dtype).requires_grad_()
             weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_hand_on, parameter)
+                partial(_accumulate_gradient, parameter)
             )
             # no longer a parameter of the copy
             delattr(module, name)
@@ -87,7 +87,7 @@ class LowPrecisionModule:
         return output.to(self._dtype)
 
 
-def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
+def _accumulate_gradient(parameter: nn.Parameter, weight: Tensor) -> None:
     assert parameter.grad is not None and weight.grad is not None
     parameter.grad.add_(weight.grad)
     weight.grad = None

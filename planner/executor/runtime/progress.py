@@ -16,10 +16,10 @@ from planner.executor.runtime.records import StepRecord
 class KnownLosses(Protocol):
     """Losses of steps, some of which may still be on their way."""
 
-    def newest(self, step: int) -> int | None:
+    def latest_known_step(self, step: int) -> int | None:
         """The last step up to this one whose loss is known."""
 
-    def of(self, step: int) -> float | None:
+    def loss(self, step: int) -> float | None:
         """The loss of a step; None if it is not known."""
 
 
@@ -31,7 +31,7 @@ class Progress:
     ----------
     events
         Whether to print JSON lines instead of text.
-    work
+    flops
         FLOPs and tokens of a step; None if no model is trained.
     plan
         Hash of the current plan.
@@ -39,42 +39,44 @@ class Progress:
 
     planned_s: float
     events: bool
-    work: FlopsCounter | None = None
+    flops: FlopsCounter | None = None
     plan: str = ""
     _ended_s: float = 0.0
-    _told: set[int] = field(default_factory=set)
+    _reported: set[int] = field(default_factory=set)
 
     def step(self, record: StepRecord, losses: KnownLosses | None) -> None:
         """A step of rank 0 has ended."""
         # a step lasts from the end of the previous one
-        first = record.rest or record.step == 0 or not self._ended_s
-        began = record.begin_s if first else self._ended_s
+        first = record.is_warmup or record.step == 0 or not self._ended_s
+        begin_s = record.begin_s if first else self._ended_s
         self._ended_s = record.end_s
-        took = record.end_s - began
-        of = None if losses is None or record.rest else losses.newest(record.step)
-        loss = None if losses is None or of is None else losses.of(of)
+        took_s = record.end_s - begin_s
+        loss_step = (
+            None if losses is None or record.is_warmup else losses.latest_known_step(record.step)
+        )
+        loss = None if losses is None or loss_step is None else losses.loss(loss_step)
         if losses is None:
-            middle = "  from rest" if record.rest else ""
+            middle = "  from rest" if record.is_warmup else ""
         elif loss is None:
             middle = "  loss not known yet"
         else:
-            middle = f"  loss {loss:.4f} (of step {of})"
-        self._told |= set() if of is None else {of}
-        rates, suffix = self._rates(record, took)
-        if record.norm is not None:
-            middle += f"  norm {record.norm:.3g}"
-            if record.loss_scale is not None and not math.isfinite(record.norm):
+            middle = f"  loss {loss:.4f} (of step {loss_step})"
+        self._reported |= set() if loss_step is None else {loss_step}
+        rates, suffix = self._rates(record, took_s)
+        if record.gradient_norm is not None:
+            middle += f"  norm {record.gradient_norm:.3g}"
+            if record.loss_scale is not None and not math.isfinite(record.gradient_norm):
                 middle += f", skipped; loss scale {record.loss_scale:g} from now on"
-        self._say(
-            f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
+        self._emit(
+            f"step {record.step:4d}{middle}  took {took_s:.3f} s  planned {self.planned_s:.3f} s"
             + suffix,
-            event="rest" if record.rest else "step",
+            event="rest" if record.is_warmup else "step",
             step=record.step,
             loss=loss,
-            loss_step=of,
-            **({} if record.norm is None else {"gradient_norm": record.norm}),
+            loss_step=loss_step,
+            **({} if record.gradient_norm is None else {"gradient_norm": record.gradient_norm}),
             **({} if record.loss_scale is None else {"loss_scale": record.loss_scale}),
-            took_s=took,
+            took_s=took_s,
             predicted_s=self.planned_s,
             **rates,
             plan=self.plan,
@@ -83,7 +85,7 @@ class Progress:
     def between_steps(self, text: str, **event: Any) -> None:
         """Something has happened that does not count in the time of the next step."""
         self._ended_s = 0.0
-        self._say(text, **event)
+        self._emit(text, **event)
 
     def evaluated(self, result: EvaluationResult) -> None:
         """An evaluation has ended, before the next step begins."""
@@ -98,11 +100,11 @@ class Progress:
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:
-        if self.work is None or record.rest:
+        if self.flops is None or record.is_warmup:
             return {}, ""
-        rates = {"tokens_per_s": self.work.tokens(record.step) / took_s}
+        rates = {"tokens_per_s": self.flops.tokens(record.step) / took_s}
         text = f"  {rates['tokens_per_s']:.0f} tokens/s"
-        if (mfu := self.work.mfu(record.step, took_s)) is not None:
+        if (mfu := self.flops.mfu(record.step, took_s)) is not None:
             rates["mfu"] = mfu
             text += f"  MFU {mfu:.1%}"
         return rates, text
@@ -110,26 +112,26 @@ class Progress:
     def end(self, losses: LossCollector | None) -> None:
         """The run has ended, and all losses are known: print the remaining ones."""
         for step in () if losses is None else losses.steps:
-            if step in self._told or losses is None:
+            if step in self._reported or losses is None:
                 continue
-            if (loss := losses.of(step)) is not None:
+            if (loss := losses.loss(step)) is not None:
                 text = f"loss of step {step}: {loss:.4f}"
-                self._say(text, event="loss", step=step, loss=loss)
+                self._emit(text, event="loss", step=step, loss=loss)
 
-    def phase(self, doing: str) -> None:
+    def phase(self, phase: str) -> None:
         """A phase before the first step, for ``planner run``."""
         if self.events:
-            self._say("", event="phase", doing=doing)
+            self._emit("", event="phase", doing=phase)
 
     def calibrated(self, path: str) -> None:
         """A calibration was written."""
-        self._say(f"calibration written to {path}", event="calibrated")
+        self._emit(f"calibration written to {path}", event="calibrated")
 
     def devices(self, reports: list[dict[str, Any]]) -> None:
         """Memory and bytes of all devices."""
-        self._say(summary(reports), event="devices", devices=reports)
+        self._emit(summary(reports), event="devices", devices=reports)
 
-    def _say(self, text: str, **event: Any) -> None:
+    def _emit(self, text: str, **event: Any) -> None:
         if self.events:
             # JSON has no NaN or infinity
             values = {name: None if _diverged(value) else value for name, value in event.items()}

@@ -27,52 +27,54 @@ class StepRecord:
     Attributes
     ----------
     step
-        Iteration, from 0; steps from an idle system are counted separately.
-    rest
-        Whether all ranks waited for each other before it.
+        Iteration, from 0; warm-up steps are numbered separately.
+    is_warmup
+        Whether all ranks waited for each other before it, so that it began on an idle system.
     begin_s, end_s
-        From when the rank waits for its first operation to the end of its update.
+        Start of waiting for the first operation, and end of the update.
     routes
         With stochastic wiring, microbatches of this rank: number, and the device of each stage.
-    norm
+    gradient_norm
         Global norm of the gradients before clipping; None where none is needed.
     loss_scale
         Loss scale after the step; None without loss scaling.
     """
 
     step: int
-    rest: bool
+    is_warmup: bool
     begin_s: float = 0.0
     end_s: float = 0.0
     ops: list[Record] = field(default_factory=list)
     messages: list[MessageRecord] = field(default_factory=list)
     routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    norm: float | None = None
+    gradient_norm: float | None = None
     loss_scale: float | None = None
 
     def sent(self, message: Message, size: int, handed_over_s: float) -> None:
         """Record a message that was sent."""
-        self._note(message, size, handed_over_s, None)
+        self._add_message(message, size, handed_over_s, None)
 
     def received(self, message: Message, size: int, arrived_s: float) -> None:
         """Record a message that arrived."""
-        self._note(message, size, None, arrived_s)
+        self._add_message(message, size, None, arrived_s)
 
-    def _note(self, message: Message, size: int, sent: float | None, got: float | None) -> None:
+    def _add_message(
+        self, message: Message, size: int, sent_s: float | None, received_s: float | None
+    ) -> None:
         ends = message.source, message.destination
-        self.messages.append((message.microbatch, message.kind, *ends, size, sent, got))
+        self.messages.append((message.microbatch, message.kind, *ends, size, sent_s, received_s))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {
             "step": self.step,
-            "rest": self.rest,
+            "rest": self.is_warmup,
             "begin_s": self.begin_s,
             "end_s": self.end_s,
             "ops": self.ops,
             "messages": self.messages,
             "routes": self.routes,
-            "norm": self.norm,
+            "norm": self.gradient_norm,
             "loss_scale": self.loss_scale,
         }
 

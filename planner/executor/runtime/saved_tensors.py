@@ -14,54 +14,58 @@ class SavedTensors:
 
     Attributes
     ----------
-    most
+    peak_bytes
         Largest number of bytes so far.
     """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.peak_bytes = 0
         self._weights: set[int] = set()
         # by storage: number of references and bytes
-        self._held: dict[int, tuple[int, int]] = {}
+        self._storages: dict[int, tuple[int, int]] = {}
 
     @contextmanager
-    def counting(self, weights: Iterable[Tensor]) -> Iterator[None]:
+    def track(self, weights: Iterable[Tensor]) -> Iterator[None]:
         """Count graphs created in the block until they are freed."""
-        self._weights = {_place(tensor) for tensor in weights}
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: _Held(self, t), lambda h: h.tensor):
+        self._weights = {_storage_key(tensor) for tensor in weights}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: _SavedTensor(self, t), lambda h: h.tensor
+        ):
             yield
 
-    def bytes(self, others: Iterable[Tensor] = ()) -> int:
+    def update(self, other_tensors: Iterable[Tensor] = ()) -> int:
         """Bytes saved now."""
-        sizes = {place: size for place, (_, size) in self._held.items()}
-        sizes |= {_place(t): t.untyped_storage().nbytes() for t in others}
-        total = sum(size for place, size in sizes.items() if place not in self._weights)
-        self.most = max(self.most, total)
+        sizes = {key: size for key, (_, size) in self._storages.items()}
+        sizes |= {_storage_key(t): t.untyped_storage().nbytes() for t in other_tensors}
+        total = sum(size for key, size in sizes.items() if key not in self._weights)
+        self.peak_bytes = max(self.peak_bytes, total)
         return total
 
     def add(self, tensor: Tensor) -> None:
         """A graph saves a tensor."""
-        holders, size = self._held.get(_place(tensor), (0, tensor.untyped_storage().nbytes()))
-        self._held[_place(tensor)] = (holders + 1, size)
-        self.bytes()
+        references, size = self._storages.get(
+            _storage_key(tensor), (0, tensor.untyped_storage().nbytes())
+        )
+        self._storages[_storage_key(tensor)] = (references + 1, size)
+        self.update()
 
-    def drop(self, tensor: Tensor) -> None:
+    def release(self, tensor: Tensor) -> None:
         """A graph has freed a tensor."""
-        holders, size = self._held.pop(_place(tensor))
-        if holders > 1:
-            self._held[_place(tensor)] = (holders - 1, size)
+        references, size = self._storages.pop(_storage_key(tensor))
+        if references > 1:
+            self._storages[_storage_key(tensor)] = (references - 1, size)
 
 
-class _Held:
+class _SavedTensor:
     """Reference of a graph to a saved tensor."""
 
-    def __init__(self, kept: SavedTensors, tensor: Tensor) -> None:
-        self.kept, self.tensor = kept, tensor
-        kept.add(tensor)
+    def __init__(self, tracker: SavedTensors, tensor: Tensor) -> None:
+        self.tracker, self.tensor = tracker, tensor
+        tracker.add(tensor)
 
     def __del__(self) -> None:
-        self.kept.drop(self.tensor)
+        self.tracker.release(self.tensor)
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

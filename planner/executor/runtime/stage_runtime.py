@@ -1,4 +1,4 @@
-"""Interface of what a rank computes, independent of communication."""
+"""Interface of the computation of one rank, which communication does not depend on."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class StageRuntime(Operations, Protocol):
         none."""
 
 
-class StepCommit(Protocol):
+class StepCommitter(Protocol):
     """Decides with all ranks whether a step counts, before any of them applies its update."""
 
-    def abort_on(self, failure: ErrorLatch) -> None:
+    def abort_on(self, error_latch: ErrorLatch) -> None:
         """Abort a pending decision when a connection fails."""
 
     def commit_step(self, step: int, loss: float | None) -> None:
@@ -87,7 +87,7 @@ class StepCommit(Protocol):
 
 
 class ModelFree:
-    """What a rank without a model has in common: a vector to average, and nothing to optimize."""
+    """Base of stage runtimes without a model: a vector to average, and no optimizer."""
 
     backend: DeviceBackend = HOST
     loss_scale: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from torch import Tensor
@@ -12,12 +12,12 @@ from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.connections import (
-    BACK,
+    REVERSE,
     ChannelKind,
     Connection,
     Connections,
     DuplexChannels,
-    channels_of,
+    duplex_channels,
 )
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
@@ -26,67 +26,67 @@ from planner.executor.comm.ready_hint import ReadyHint
 from planner.executor.comm.tcp_tuning import (
     disable_slow_start_after_idle,
     grow_windows,
-    leaves_the_machine,
+    uses_network,
 )
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.process_group import ProcessGroup
-from planner.executor.runtime.outer_averaging import OuterAveraging
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommit
+from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
 from planner.training_plan.model import TrainingPlan
 
 
 class Worker:
-    """One rank of a plan.
+    """Runs the steps of one rank.
 
     Parameters
     ----------
-    ranks
-        The process group.
     compute
-        Runs its operations.
+        Runs the operations of this rank.
     pipeline
-        How it runs its operations; by default in the planned order.
+        Decides which operations run, and in which order; by default those of the plan.
     time_scale
         Scale of simulated compute; None if a model is trained.
     start
-        Called with a name that all ranks share, to start a step together; by default a barrier.
-    before
-        The worker of the steps before, whose counts continue.
+        Starts a step on all ranks together, given a name that is unique to it; by default a
+        barrier.
+    previous
+        The worker of the previous segment of the run, whose counts continue.
     commit
         Commits steps and collects losses; None if each rank updates when its gradients are ready.
     collectives
-        Averages from GPU to GPU where it can; None for averaging through the host.
+        Collectives between GPUs, used where they support a group; None to average in host memory.
 
     Attributes
     ----------
-    wiring
-        The plan from this rank's view.
+    comm_plan
+        Peers and rounds of this rank.
     losses
-        On rank 0, losses known so far; None where there are none.
+        Losses received so far, on rank 0; None on other ranks and with a committer.
+    record
+        The current step, or the last one.
     began_s
-        Start of the last step from an idle system, or of the first step after those, on the
-        monotonic clock.
+        Start of the last warm-up step, or of the first step after them, on the monotonic clock.
     microbatches
-        Number that passed this rank, forward and backward.
+        Number of backward passes of this rank.
     sent_bytes
-        By rank, bytes sent by averaging and pipeline.
+        Bytes sent by averaging and pipeline, by destination.
     """
 
     def __init__(
         self,
         plan: TrainingPlan,
-        ranks: ProcessGroup,
+        ranks: RankGroup,
         compute: StageRuntime,
         *,
         pipeline: Pipeline | None = None,
         time_scale: TimeScale | None = None,
         start: Callable[[str], None] | None = None,
-        before: Worker | None = None,
-        commit: StepCommit | None = None,
+        previous: Worker | None = None,
+        commit: StepCommitter | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> None:
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
@@ -94,222 +94,270 @@ class Worker:
         self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
-        self._part = 0
-        self._sent_before: dict[int, int] = {}
-        if before is not None:
-            self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
-            self._part = before._part + 1
+        self._segment = 0
+        self._earlier_sent_bytes: dict[int, int] = {}
+        if previous is not None:
+            self.microbatches, self._earlier_sent_bytes = previous.microbatches, previous.sent_bytes
+            self._segment = previous._segment + 1
         self._channels: dict[ChannelKind, DuplexChannels] = {}
         self._compute, self._time_scale = compute, time_scale
         self._pipeline = pipeline or FixedPipeline(plan, ranks.rank, compute)
         self._start = start or ranks.barrier
         self._commit, self._collectives = commit, collectives
-        reports = commit is None and time_scale is None
-        self._loss_ranks = self._pipeline.loss_ranks if reports else set()
-        self.wiring = CommPlan(plan, ranks.rank, self._pipeline.peers, self._loss_ranks, time_scale)
-        self._outer = OuterAveraging(plan, ranks, compute, self.wiring.averaging, commit)
-        # for steps that average and have a fixed order of operations
-        fixed = self._pipeline.fixed_order and not plan.sync.local_steps
-        ahead_s = self.wiring.averaging.ahead_s
-        # collectives need no word of readiness
-        fixed &= not self.wiring.averaging.begins_here(collectives)
-        self._ready_hint = ReadyHint(ahead_s) if fixed and ahead_s else None
+        reports_losses = commit is None and time_scale is None
+        self._loss_ranks = self._pipeline.loss_ranks if reports_losses else set()
+        self.comm_plan = CommPlan(
+            plan, ranks.rank, self._pipeline.peers, self._loss_ranks, time_scale
+        )
+        averaging = self.comm_plan.averaging
+        self._outer = OuterAveraging(plan, ranks, compute, averaging, commit)
+        # readiness can be predicted if a step that averages has a fixed order of operations;
+        # collectives need no notification
+        predictable = (
+            self._pipeline.fixed_order
+            and not plan.sync.local_steps
+            and not averaging.starts_on_device(collectives)
+        )
+        notify_ahead_s = averaging.notify_ahead_s
+        self._ready_hint = ReadyHint(notify_ahead_s) if predictable and notify_ahead_s else None
 
     @property
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
-        totals = dict(self._sent_before)
+        totals = dict(self._earlier_sent_bytes)
         for channels in self._channels.values():
-            for other, connection in channels.to.items():
-                totals[other] = totals.get(other, 0) + connection.sent_bytes
+            for destination, connection in channels.outgoing.items():
+                totals[destination] = totals.get(destination, 0) + connection.sent_bytes
         return totals
 
     def steps(
         self,
         count: int,
-        rest: int = 0,
+        *,
         first: int = 0,
-        owes: bool = False,
-        begun: bool | None = None,
+        warmup_steps: int = 0,
+        pending: PendingOuterStep | None = None,
     ) -> Generator[StepRecord, None, None]:
-        """Train; yields after every step."""
-        cycle = self.plan.cycle
-        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
-        with ExitStack() as held:
-            channels = self.wiring.connections
-            channels |= {(ChannelKind.HEARTBEAT, other) for _, other in channels}
-            connections = held.enter_context(
-                connections_to(self.ranks, channels, f"steps/{self._part}")
-            )
-            self._channels = {kind: channels_of(connections, kind, self.rank) for kind in BACK}
-            held.enter_context(self._watched(_of(connections, ChannelKind.HEARTBEAT)))
-            if any(leaves_the_machine(connection) for connection in connections.values()):
-                held.enter_context(disable_slow_start_after_idle(before_end=self._before_end))
-            grow_windows(self._channels.values(), self.wiring.bandwidth_delay_bytes())
-            if owes:
-                del walk[0]
-                first += 1
-            with self.ranks.failing() as failure:
-                yield from self._run_steps(walk, rest, first, owes, begun, connections, failure)
+        """Train; yields the record of every step when it ends.
 
-    def _run_steps(
-        self,
-        walk: Sequence[int],
-        rest: int,
-        first: int,
-        owes: bool,
-        begun: bool | None,
-        connections: Connections,
-        failure: ErrorLatch,
-    ) -> Iterator[StepRecord]:
+        Parameters
+        ----------
+        count
+            Number of steps.
+        first
+            Number of the first one.
+        warmup_steps
+            Steps before, which start on all ranks together and are numbered separately from 0.
+        pending
+            State of an outer step that earlier steps began; by default a delayed one is restored
+            from a checkpoint.
+        """
+        if pending is None:
+            begun = self.plan.sync.begun(first)
+            pending = PendingOuterStep.RESTORED if begun else PendingOuterStep.NONE
+        numbers = range(first, first + count)
+        cycle = self.plan.cycle
+        schedule_ids = [cycle[t % len(cycle)] for t in (*range(warmup_steps), *numbers)]
+        if pending is PendingOuterStep.INTERRUPTED:
+            # only the outer step of the first step is left
+            del schedule_ids[0]
+            numbers = numbers[1:]
+        with ExitStack() as resources:
+            connections = self._connect(resources)
+            error_latch = resources.enter_context(self.ranks.error_latch())
+            self._open_links(connections, schedule_ids, error_latch)
+            loss_sender = self._open_loss_channel(connections, numbers)
+            record = StepRecord(numbers.start - 1, False, time.monotonic())
+            if self._outer.resume(pending, record):
+                yield record
+            for index, schedule_id in enumerate(schedule_ids):
+                is_warmup = index < warmup_steps
+                step = index if is_warmup else numbers[index - warmup_steps]
+                if index <= warmup_steps:
+                    self._start(f"begin/{self._segment}/{index}")
+                    self.began_s = time.monotonic()
+                record = self.record = StepRecord(step, is_warmup, time.monotonic())
+                self._run_step(record, index, schedule_id)
+                if loss_sender is not None:
+                    loss_sender.report(step, self._compute.loss() or 0.0)
+                yield record
+            self._outer.finish(record)
+            self._close_links(error_latch)
+
+    def wait_for_averaging(self) -> None:
+        """Wait for averaging in the background."""
+        self._outer.wait()
+
+    def _connect(self, resources: ExitStack) -> Connections:
+        """Connect to all peers, watch their heartbeats and tune TCP."""
+        keys = self.comm_plan.connections
+        keys |= {(ChannelKind.HEARTBEAT, peer) for _, peer in keys}
+        connections = resources.enter_context(
+            connections_to(self.ranks, keys, f"steps/{self._segment}")
+        )
+        self._channels = {kind: duplex_channels(connections, kind, self.rank) for kind in REVERSE}
+        resources.enter_context(
+            self._watch_heartbeats(_connections_of_kind(connections, ChannelKind.HEARTBEAT))
+        )
+        if any(uses_network(connection) for connection in connections.values()):
+            resources.enter_context(disable_slow_start_after_idle(on_exit=self._restore_on_exit))
+        grow_windows(self._channels.values(), self.comm_plan.bandwidth_delay_bytes())
+        return connections
+
+    def _open_links(
+        self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
+    ) -> None:
+        """Start the threads that send and receive."""
         if self._commit is not None:
-            self._commit.abort_on(failure)
+            self._commit.abort_on(error_latch)
         channels = self._channels[ChannelKind.PIPELINE]
-        rates, round_trips_s = self.wiring.rates(), self.wiring.round_trips_s()
-        sender = Sender(channels.to, failure, rates, round_trips_s, self._compute.backend)
-        self._pipeline.open(PipelineLinks(channels.of, sender, failure), walk)
-        peers = AllReduceLinks(self._channels[ChannelKind.AVERAGING], failure)
-        self._sender, self._peers = sender, peers
-        self._norms = _of(connections, ChannelKind.NORM)
-        self._outer.open(peers, sender)
-        numbers = range(first, first + len(walk))
-        record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
-        loss_sender = self._teller(_of(connections, ChannelKind.LOSSES), numbers)
-        if owes:
-            self._outer.finish_interrupted(record)
-            yield record
-        if begun:
-            self._outer.begin(first - 1)
-        elif begun is None and self.plan.sync.begun(first):
-            self._outer.pending = first - 1
-        for serial, k in enumerate(walk):
-            if serial <= rest:
-                self._start(f"begin/{self._part}/{serial}")
-                self.began_s = time.monotonic()
-            step = serial if serial < rest else first + serial - rest
-            record = self.record = StepRecord(step, serial < rest, time.monotonic())
-            self._compute.begin(step, self.plan.schedules[k])
-            self._operations(record, serial, k)
-            if self.plan.sync.local_steps:
-                self._local_step(record)
-            else:
-                self._average_and_update(record)
-            self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
-            if loss_sender is not None:
-                loss_sender.tell(step, self._compute.loss() or 0.0)
-            yield record
-        self._outer.end(record)
+        self._sender = Sender(
+            channels.outgoing,
+            error_latch,
+            self.comm_plan.rates(),
+            self.comm_plan.round_trips_s(),
+            self._compute.backend,
+        )
+        self._pipeline.open(
+            PipelineLinks(channels.incoming, self._sender, error_latch), schedule_ids
+        )
+        self._links = AllReduceLinks(self._channels[ChannelKind.AVERAGING], error_latch)
+        self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
+        self._outer.start(self._links, self._sender)
+
+    def _close_links(self, error_latch: ErrorLatch) -> None:
+        """Wait until all messages have been sent and received."""
         self._pipeline.finish()
-        sender.finish()
-        peers.finish()
-        failure.check()
+        self._sender.finish()
+        self._links.finish()
+        error_latch.check()
         if self.losses is not None:
             self.losses.wait()
 
-    def _watched(self, heartbeats: dict[int, Connection]) -> AbstractContextManager[None]:
-        """Let the failure detector watch connections."""
-        if self.ranks.detector is None:
+    def _open_loss_channel(
+        self, connections: Connections, steps: range
+    ) -> LossCollector | LossSender | None:
+        """Loss collector on rank 0, loss sender on others; None if this rank has no losses."""
+        loss_connections = _connections_of_kind(connections, ChannelKind.LOSSES)
+        has_losses = self.rank in self._loss_ranks
+        if self.rank == 0 and self._loss_ranks:
+            self.losses = LossCollector(loss_connections, has_losses, steps)
+        if not has_losses:
+            return None
+        return self.losses or LossSender(loss_connections[0])
+
+    def _watch_heartbeats(self, connections: dict[int, Connection]) -> AbstractContextManager[None]:
+        """Context in which the failure detector watches heartbeat connections."""
+        detector = self.ranks.detector
+        if detector is None:
             return nullcontext()
-        return self.ranks.detector.watching({c: self.ranks.name(r) for r, c in heartbeats.items()})
+        return detector.watching({c: self.ranks.name(peer) for peer, c in connections.items()})
 
-    def _before_end(self, undo: Callable[[], None]) -> None:
+    def _restore_on_exit(self, restore: Callable[[], None]) -> None:
         if self.ranks.detector is not None:
-            self.ranks.detector.shutdown_.before_end(undo)
+            self.ranks.detector.shutdown.on_exit(restore)
 
-    def _operations(self, record: StepRecord, serial: int, k: int) -> None:
+    def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
+        """Operations, averaging and updates of one step."""
+        self._compute.begin(record.step, self.plan.schedules[schedule_id])
+        self._run_operations(record, index, schedule_id)
+        if self.plan.sync.local_steps:
+            self._local_step(record)
+        else:
+            self._average_and_update(record)
+        self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+
+    def _run_operations(self, record: StepRecord, index: int, schedule_id: int) -> None:
         ready_hint = self._ready_hint
 
-        def ended(end: float) -> None:
+        def on_operation_end(end_s: float) -> None:
             if ready_hint is not None:
-                ready_hint.after(end, self._peers.tell)
+                ready_hint.operation_ended(end_s, self._links.notify_ready)
 
         if ready_hint is not None:
-            ready_hint.begin(k)
-        self._pipeline.run(serial, k, record, ended)
+            ready_hint.begin(schedule_id)
+        self._pipeline.run(index, schedule_id, record, on_operation_end)
 
     def _average_and_update(self, record: StepRecord) -> None:
+        """Average gradients over the stage, clip them, and update."""
         tied = self._compute.tied_values
         self._compute.unscale()
-        gradients, averaging = self._compute.gradients, self.wiring.averaging
-        # copy to the first round's memory before sending word
-        gradients(on_device=averaging.begins_here(self._collectives))
-        announced = None
+        gradients, averaging = self._compute.gradients, self.comm_plan.averaging
+        # copy the vector to where the first round needs it, before peers are notified
+        gradients(on_device=averaging.starts_on_device(self._collectives))
+        notified = None
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
-            announced = self._ready_hint.told
-        rest, shared = slice(tied, None), slice(tied)
-        self._average(record, averaging, lambda on: gradients(on_device=on)[rest], announced)
+            notified = self._ready_hint.notified
+        self._average(
+            record, averaging, lambda on_device: gradients(on_device=on_device)[tied:], notified
+        )
         if tied:
-            self._average(record, self.wiring.tied, lambda on: gradients(on_device=on)[shared])
-        vector = gradients()
-        if self.wiring.norm is not None:
-            if self._time_scale is None:
-                # tied parameters count on the first stage
-                copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
-                record.norm = self.wiring.norm.run(vector, self._norms, copied)
-            else:
-                # simulated compute has no gradients
-                self.wiring.norm.run(vector[:0], self._norms)
+            self._average(
+                record, self.comm_plan.tied, lambda on_device: gradients(on_device=on_device)[:tied]
+            )
+        self._clip(record)
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
+
+    def _clip(self, record: StepRecord) -> None:
+        """Compute the global norm and clip by it, if the plan needs it."""
+        norm, vector = self.comm_plan.gradient_norm, self._compute.gradients()
+        if norm is None:
+            return
+        if self._time_scale is not None:
+            # simulated compute has no gradients, only messages
+            norm.clip(vector[:0], self._norm_connections)
+            return
+        # tied parameters are counted on the first stage
+        on_first_stage = self.rank in self.plan.assignment.groups[0]
+        skip = 0 if on_first_stage else self._compute.tied_values
+        record.gradient_norm = norm.clip(vector, self._norm_connections, skip)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
 
-        In two-frequency averaging, with the averaged gradient of the region.
+        In two-frequency averaging the update uses the averaged gradient of the region.
         """
         sync = self.plan.sync
-        if self.wiring.within.peers:
-            gradients, within = self._compute.gradients, self.wiring.within
-            gradients(on_device=within.begins_here(self._collectives))
-            self._average(record, within, lambda on: gradients(on_device=on))
+        within_region = self.comm_plan.within_region
+        if within_region.peers:
+            gradients = self._compute.gradients
+            gradients(on_device=within_region.starts_on_device(self._collectives))
+            self._average(record, within_region, lambda on_device: gradients(on_device=on_device))
         if self._commit is not None:
             self._commit.commit_step(record.step, self._compute.loss())
         self._update(record)
-        self._outer.end(record)
+        self._outer.finish(record)
         if sync.due(record.step):
             self._compute.take_snapshot()
-            # steps from an idle system are measured one by one
-            if sync.delayed and not record.rest:
+            # warm-up steps are measured one by one
+            if sync.delayed and not record.is_warmup:
                 self._outer.begin(record.step)
             else:
                 self._outer.run(record)
         record.end_s = time.monotonic()
-
-    def settle(self) -> None:
-        """Wait for averaging in the background."""
-        self._outer.settle()
 
     def _average(
         self,
         record: StepRecord,
         averaging: StageAverager,
         values: Callable[[bool | None], Tensor],
-        announced: Collection[int] | None = None,
+        notified: Collection[int] | None = None,
     ) -> None:
         if averaging.peers:
-            ready = time.monotonic()
-            end = averaging.run(values, self._peers, self._sender, announced, self._collectives)
-            record.ops.append((-1, self.rank, "A", ready, end))
+            begin_s = time.monotonic()
+            end_s = averaging.run(values, self._links, self._sender, notified, self._collectives)
+            record.ops.append((-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:
-        update = time.monotonic()
-        self._compute.update(record.norm)
+        begin_s = time.monotonic()
+        self._compute.update(record.gradient_norm)
         record.loss_scale = self._compute.loss_scale
         record.end_s = time.monotonic()
-        record.ops.append((-1, self.rank, "U", update, record.end_s))
-
-    def _teller(
-        self, connections: dict[int, Connection], steps: range
-    ) -> LossCollector | LossSender | None:
-        """Loss collector on rank 0, loss sender on others."""
-        if self.rank == 0 and self._loss_ranks:
-            self.losses = LossCollector(connections, 0 in self._loss_ranks, steps)
-        if self.rank not in self._loss_ranks:
-            return None
-        return self.losses or LossSender(connections[0])
+        record.ops.append((-1, self.rank, "U", begin_s, record.end_s))
 
 
-def _of(connections: Connections, purpose: ChannelKind) -> dict[int, Connection]:
-    return {other: c for (what, other), c in connections.items() if what is purpose}
+def _connections_of_kind(connections: Connections, kind: ChannelKind) -> dict[int, Connection]:
+    return {peer: c for (other_kind, peer), c in connections.items() if other_kind is kind}

@@ -1,7 +1,7 @@
 """Messages of devices that route microbatches, with one receiving thread per neighbour.
 
 Reading never waits for operations, so gradients do not queue behind activations. Pending messages
-are bounded by what microbatch sources keep in flight.
+are bounded by the microbatches that sources keep in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planner.executor.swarm.routing_messages import (
     KINDS,
     MessageFormat,
     MessageKind,
-    RoutingMessage,
+    RoutingHeader,
 )
 
 
@@ -37,7 +37,7 @@ class RoutedMessage:
         Arrival of its last byte on the monotonic clock.
     """
 
-    note: RoutingMessage
+    header: RoutingHeader
     source: int
     tensor: Tensor | None = None
     arrived_s: float = 0.0
@@ -50,7 +50,7 @@ class Mailbox:
     ----------
     buffer
         Allocates memory for values.
-    taken
+    on_message
         Called with each message, on the thread of its source.
     """
 
@@ -58,32 +58,33 @@ class Mailbox:
         self,
         rank: int,
         connections: Mapping[int, socket.socket],
-        form: MessageFormat,
+        message_format: MessageFormat,
         buffer: Callable[[Message], Tensor],
-        taken: Callable[[RoutedMessage], None],
-        failure: ErrorLatch,
+        on_message: Callable[[RoutedMessage], None],
+        error_latch: ErrorLatch,
     ) -> None:
-        self._rank, self._form, self._buffer, self._taken = rank, form, buffer, taken
-        self._lanes = []
+        self._rank, self._message_format, self._buffer = rank, message_format, buffer
+        self._on_message = on_message
+        self._threads = []
         for source, connection in connections.items():
-            lane = WorkerThread(f"from {source}", failure)
-            lane.submit(lambda s=source, c=connection: self._receive(s, c))  # type: ignore[misc]
-            self._lanes.append(lane)
+            thread = WorkerThread(f"from {source}", error_latch)
+            thread.submit(lambda s=source, c=connection: self._receive(s, c))  # type: ignore[misc]
+            self._threads.append(thread)
 
     def finish(self) -> None:
         """Wait for the last message of all neighbours."""
-        for lane in self._lanes:
-            lane.finish()
+        for thread in self._threads:
+            thread.finish()
 
     def _receive(self, source: int, connection: socket.socket) -> None:
-        header = bytearray(self._form.size)
+        encoded = bytearray(self._message_format.size)
         while True:
-            receive_into(connection, memoryview(header))
-            note = self._form.unpack(header)
-            if note.word is MessageKind.LAST:
+            receive_into(connection, memoryview(encoded))
+            header = self._message_format.unpack(encoded)
+            if header.kind is MessageKind.LAST:
                 return
             tensor = None
-            if (kind := KINDS.get(note.word)) is not None:
-                tensor = self._buffer(Message(kind, note.microbatch, source, self._rank))
+            if (kind := KINDS.get(header.kind)) is not None:
+                tensor = self._buffer(Message(kind, header.microbatch, source, self._rank))
                 receive_into(connection, as_bytes(tensor))
-            self._taken(RoutedMessage(note, source, tensor, time.monotonic()))
+            self._on_message(RoutedMessage(header, source, tensor, time.monotonic()))

@@ -7,12 +7,12 @@ batch is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.runtime.pipeline import IssuedOperation, PipelineLinks
+from planner.executor.runtime.pipeline import EndCallback, IssuedOperation, PipelineLinks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.training_plan.choices import Wiring
@@ -21,7 +21,7 @@ from planner.training_plan.model import TrainingPlan
 
 
 class MicrobatchQueue:
-    """The queue of a step in the store, as one rank sees it.
+    """The queues of all steps in the store, from the view of one rank.
 
     One microbatch is prefetched, so that a device waits for the store only at the start of a step.
     At the end of a step a slow device may hold one more than it would take otherwise.
@@ -29,17 +29,17 @@ class MicrobatchQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._asking = ThreadPoolExecutor(1, "tickets")
+        self._executor = ThreadPoolExecutor(1, "tickets")
 
-    def of(self, serial: int, microbatches: int) -> Iterator[int]:
+    def take(self, step_index: int, microbatches: int) -> Iterator[int]:
         """Microbatches of a step, each taken by one rank only."""
-        ahead = self._ask(serial)
-        while (ticket := ahead.result()) <= microbatches:
-            ahead = self._ask(serial)
+        prefetched = self._request(step_index)
+        while (ticket := prefetched.result()) <= microbatches:
+            prefetched = self._request(step_index)
             yield ticket - 1
 
-    def _ask(self, serial: int) -> Future[int]:
-        return self._asking.submit(self._store.add, f"tickets/{serial}", 1)
+    def _request(self, step_index: int) -> Future[int]:
+        return self._executor.submit(self._store.add, f"tickets/{step_index}", 1)
 
 
 class QueuePipeline:
@@ -54,13 +54,13 @@ class QueuePipeline:
         self.peers: set[int] = set()
         self.loss_ranks = set(plan.stage_of)
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """Does nothing: no messages are exchanged."""
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Take microbatches until the batch is complete."""
         if self._rank in self.loss_ranks:
-            numbers = self._queue.of(serial, len(self._schedules[k].paths))
+            numbers = self._queue.take(index, len(self._schedules[schedule_id].paths))
             run_whole_model(numbers, self._compute, self._rank, record)
 
     def finish(self) -> None:
@@ -94,11 +94,11 @@ def run_whole_model(
     """Run microbatches through the whole model on this device."""
     backend = compute.backend
     issued: deque[IssuedOperation] = deque()
-    for b in microbatches:
+    for microbatch in microbatches:
         for kind in "FHB":
-            start = backend.mark()
-            compute.run_op(kind, b, None)
-            issued.append(IssuedOperation((kind, b), start, backend.mark()))
+            start = backend.record_event()
+            compute.run_op(kind, microbatch, None)
+            issued.append(IssuedOperation((kind, microbatch), start, backend.record_event()))
             if len(issued) > backend.max_pending:
                 issued.popleft().wait_and_record(backend, rank, record)
     for operation in issued:

@@ -16,42 +16,46 @@ class MicrobatchSource:
 
     Parameters
     ----------
-    ask
+    start
         Called with a microbatch to start.
-    end
+    on_all_started
         Called when all microbatches of a step were started.
     """
 
     def __init__(
-        self, plan: TrainingPlan, rank: int, ask: Callable[[int], None], end: Callable[[], None]
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        start: Callable[[int], None],
+        on_all_started: Callable[[], None],
     ) -> None:
         (schedule,) = plan.schedules
-        self._all = [b for b, path in enumerate(schedule.paths) if path[0] == rank]
+        self._microbatches = [b for b, path in enumerate(schedule.paths) if path[0] == rank]
         self._window = schedule.most_live()[rank]
-        self._ask, self._end = ask, end
+        self._start, self._on_all_started = start, on_all_started
         self._waiting: deque[int] = deque()
-        self._flying = 0
+        self._in_flight = 0
 
     @property
     def done(self) -> bool:
         """Whether all microbatches of the step have finished."""
-        return not self._waiting and not self._flying
+        return not self._waiting and not self._in_flight
 
     def begin(self) -> None:
         """Start of a step."""
-        self._waiting.extend(self._all)
-        self._more()
+        self._waiting.extend(self._microbatches)
+        self._start_more()
 
-    def finished(self) -> None:
+    def microbatch_finished(self) -> None:
         """A microbatch has finished."""
-        self._flying -= 1
-        self._more()
+        self._in_flight -= 1
+        self._start_more()
 
-    def _more(self) -> None:
+    def _start_more(self) -> None:
         if not self._waiting:
             return
-        while self._waiting and self._flying < self._window:
-            self._flying += 1
-            self._ask(self._waiting.popleft())
+        while self._waiting and self._in_flight < self._window:
+            self._in_flight += 1
+            self._start(self._waiting.popleft())
         if not self._waiting:
-            self._end()
+            self._on_all_started()

@@ -1,6 +1,6 @@
 """Messages between devices that route microbatches: a header of fixed size, then values if any.
 
-The receiver does not know what comes next. So every message begins with a header that states its
+The receiver cannot predict the next message. So every message begins with a header that states its
 kind, its microbatch and step, and the path chosen so far; whether values follow, and how many, is
 determined by the header and the sender.
 """
@@ -11,7 +11,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
-NOBODY = -1
+UNCHOSEN = -1
 """On a path: not chosen yet."""
 
 
@@ -19,7 +19,7 @@ class MessageKind(enum.IntEnum):
     """Kinds of messages."""
 
     START = 0
-    """A source asks a peer of the first stage to run F on tokens that the peer has."""
+    """A source requests F of a microbatch, whose tokens the peer has, from the first stage."""
     FORWARD = 1
     """Activations for F."""
     LOSS = 2
@@ -41,21 +41,21 @@ KINDS = {MessageKind.FORWARD: "F", MessageKind.LOSS: "H", MessageKind.BACKWARD: 
 
 
 @dataclass(frozen=True)
-class RoutingMessage:
+class RoutingHeader:
     """A header.
 
     Attributes
     ----------
-    serial
+    step_index
         Number of the step in this run.
     path
-        Device of each stage, `NOBODY` if not chosen yet.
+        Device of each stage, `UNCHOSEN` if not chosen yet.
     seconds
         Of an answer: compute time of the peer.
     """
 
-    word: MessageKind
-    serial: int = 0
+    kind: MessageKind
+    step_index: int = 0
     microbatch: int = 0
     path: tuple[int, ...] = ()
     seconds: float = 0.0
@@ -75,12 +75,14 @@ class MessageFormat:
         self._struct = struct.Struct(f"!BIId{stages}i")
         self.size = self._struct.size
 
-    def pack(self, note: RoutingMessage) -> bytes:
+    def pack(self, header: RoutingHeader) -> bytes:
         """Encode a header."""
-        path = (*note.path, *(NOBODY,) * (self._stages - len(note.path)))
-        return self._struct.pack(note.word, note.serial, note.microbatch, note.seconds, *path)
+        path = (*header.path, *(UNCHOSEN,) * (self._stages - len(header.path)))
+        return self._struct.pack(
+            header.kind, header.step_index, header.microbatch, header.seconds, *path
+        )
 
-    def unpack(self, data: bytes | bytearray) -> RoutingMessage:
+    def unpack(self, data: bytes | bytearray) -> RoutingHeader:
         """Inverse of `pack`."""
-        word, serial, microbatch, seconds, *path = self._struct.unpack(data)
-        return RoutingMessage(MessageKind(word), serial, microbatch, tuple(path), seconds)
+        kind, step_index, microbatch, seconds, *path = self._struct.unpack(data)
+        return RoutingHeader(MessageKind(kind), step_index, microbatch, tuple(path), seconds)

@@ -15,23 +15,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.runtime.pipeline import PipelineLinks, head_ranks
+from planner.executor.runtime.pipeline import EndCallback, PipelineLinks, head_ranks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
 from planner.executor.swarm.microbatch_source import MicrobatchSource
 from planner.executor.swarm.routing_messages import (
     KINDS,
-    NOBODY,
+    UNCHOSEN,
     MessageFormat,
     MessageKind,
-    RoutingMessage,
+    RoutingHeader,
 )
 from planner.swarm.routing import Router, begun_router
 from planner.training_plan.choices import Head, RouterFeedback
@@ -56,41 +56,41 @@ class Neighbourhood:
         Its stage, and the last stage.
     next
         Devices of the next stage.
-    trainers
+    source_devices
         Devices of the first stage.
-    choosers
+    forward_senders
         Devices that may send it F.
     head_first
         Whether head and loss are at the start of a path instead of its end.
+    neighbours
+        Devices with which it may exchange messages.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         groups = plan.assignment.groups
         self.stage, self.last = plan.stage_of[rank], len(groups) - 1
-        self.trainers = groups[0]
+        self.source_devices = groups[0]
         self.next = groups[self.stage + 1] if self.stage < self.last else ()
-        self.choosers = groups[max(self.stage - 1, 0)]
+        self.forward_senders = groups[max(self.stage - 1, 0)]
         self.head_first = plan.schedules[0].head is Head.FIRST and self.last > 0
-        near = {*self.choosers, *self.next}
+        neighbours = {*self.forward_senders, *self.next}
         if self.head_first:
-            near |= set(groups[-1]) if self.stage == 0 else set()
-            near |= set(groups[0]) if self.stage == self.last else set()
-        self._neighbours = near - {rank}
-
-    @property
-    def neighbours(self) -> set[int]:
-        """Devices with which it may exchange messages."""
-        return self._neighbours
+            neighbours |= set(groups[-1]) if self.stage == 0 else set()
+            neighbours |= set(groups[0]) if self.stage == self.last else set()
+        self.neighbours = neighbours - {rank}
 
 
-def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
+def make_router(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     """A device's router, initialised with the plan's paths."""
-    begin = {s: (b.parts, b.usual_s / speed) for s, b in initial_routes(plan, rank).items()}
-    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
+    estimates = {
+        stage: (route.parts, route.usual_s / speed)
+        for stage, route in initial_routes(plan, rank).items()
+    }
+    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, estimates)
 
 
 class StochasticPipeline:
-    """A device that routes microbatches, for all steps of a run.
+    """Pipeline of a device that chooses where its microbatches go, for all steps of a run.
 
     Parameters
     ----------
@@ -116,198 +116,209 @@ class StochasticPipeline:
         self._idle = rank not in plan.stage_of
         if self._idle:
             return
-        self._places = Neighbourhood(plan, rank)
-        self.peers = self._places.neighbours
-        self._starts = [path[0] for path in plan.schedules[0].paths]
-        self._room = plan.schedules[0].most_live()[rank]
-        self._told = plan.routing.told
-        self._form = MessageFormat(self._places.last + 1)
+        self._neighbourhood = Neighbourhood(plan, rank)
+        self.peers = self._neighbourhood.neighbours
+        self._sources = [path[0] for path in plan.schedules[0].paths]
+        self._max_in_flight = plan.schedules[0].most_live()[rank]
+        self._feedback = plan.routing.told
+        self._message_format = MessageFormat(self._neighbourhood.last + 1)
         # guards everything below, which threads of neighbours change
         self._changed = threading.Condition()
         self._router = router
-        self._asked: dict[tuple[int, int, int], float] = {}
+        self._request_times: dict[tuple[int, int, int], float] = {}
         self._backward: deque[RoutedMessage] = deque()
         self._forward: defaultdict[int, deque[RoutedMessage]] = defaultdict(deque)
-        self._ends: Counter[int] = Counter()
-        self._held = 0
-        self._serial = 0
+        self._end_counts: Counter[int] = Counter()
+        self._in_flight = 0
+        self._step_index = 0
         self._record: StepRecord | None = None
-        self._trainer: MicrobatchSource | None = None
-        if self._places.stage == 0:
-            self._trainer = MicrobatchSource(plan, rank, self._ask, self._end_choosing)
+        self._microbatch_source: MicrobatchSource | None = None
+        if self._neighbourhood.stage == 0:
+            self._microbatch_source = MicrobatchSource(
+                plan, rank, self._start_microbatch, self._announce_end
+            )
 
-    def open(self, links: PipelineLinks, walk: Sequence[int]) -> None:
+    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
         """See `planner.executor.runtime.pipeline.Pipeline`."""
         if self._idle:
             return
-        self._sender, self._failure = links.sender, links.failure
-        links.failure.on_failure(self._wake)
+        self._sender, self._error_latch = links.sender, links.error_latch
+        links.error_latch.on_failure(self._wake)
         self._mailbox = Mailbox(
             self._rank,
             links.incoming,
-            self._form,
+            self._message_format,
             self._compute.buffer,
-            self._take,
-            links.failure,
+            self._handle,
+            links.error_latch,
         )
         self._neighbours = tuple(links.incoming)
 
-    def run(self, serial: int, k: int, record: StepRecord, ended: Callable[[float], None]) -> None:
+    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Run this device's part of a step."""
         if self._idle:
             return
         with self._changed:
-            self._serial, self._record = serial, record
-            if self._trainer is not None:
-                self._trainer.begin()
-        told_end = self._places.stage == self._places.last
+            self._step_index, self._record = index, record
+            if self._microbatch_source is not None:
+                self._microbatch_source.begin()
+        announced_end = self._neighbourhood.stage == self._neighbourhood.last
         while True:
             with self._changed:
-                while (mail := self._next()) is None:
-                    self._failure.check()
-                    all_asked = self._ends[serial] == len(self._places.choosers)
-                    if all_asked and not self._forward[serial]:
-                        if not told_end:
-                            self._tell_all(
-                                self._places.next, RoutingMessage(MessageKind.END, serial)
+                while (received := self._next_message()) is None:
+                    self._error_latch.check()
+                    all_ended = self._end_counts[index] == len(self._neighbourhood.forward_senders)
+                    if all_ended and not self._forward[index]:
+                        if not announced_end:
+                            self._broadcast_header(
+                                self._neighbourhood.next, RoutingHeader(MessageKind.END, index)
                             )
-                            told_end = True
-                        if not self._held and (self._trainer is None or self._trainer.done):
-                            del self._ends[serial], self._forward[serial]
+                            announced_end = True
+                        if not self._in_flight and (
+                            self._microbatch_source is None or self._microbatch_source.done
+                        ):
+                            del self._end_counts[index], self._forward[index]
                             return
                     self._changed.wait()
-            self._do(mail, record)
+            self._run_received(received, record)
 
     def finish(self) -> None:
         """After the last step: exchange last messages with all neighbours."""
         if self._idle:
             return
-        self._tell_all(self._neighbours, RoutingMessage(MessageKind.LAST))
+        self._broadcast_header(self._neighbours, RoutingHeader(MessageKind.LAST))
         self._mailbox.finish()
 
-    def _next(self) -> RoutedMessage | None:
-        """The next operation; backward passes come first and need no memory."""
+    def _next_message(self) -> RoutedMessage | None:
+        """The message of the next operation; backward passes have priority and need no memory."""
         if self._backward:
             return self._backward.popleft()
-        waiting = self._forward[self._serial]
-        if waiting and self._held < self._room:
-            self._held += 1
+        waiting = self._forward[self._step_index]
+        if waiting and self._in_flight < self._max_in_flight:
+            self._in_flight += 1
             return waiting.popleft()
         return None
 
-    def _do(self, mail: RoutedMessage, record: StepRecord) -> None:
-        note, places = mail.note, self._places
-        if mail.tensor is not None:
-            kind = KINDS[note.word]
-            message = Message(kind, note.microbatch, mail.source, self._rank)
-            record.received(message, mail.tensor.nbytes, mail.arrived_s)
-        if note.word is MessageKind.LOSS:
-            output, end_s = self._operate("H", note, mail.tensor, record)
-            self._send(MessageKind.BACKWARD, note, output, note.path[-1], end_s, record)
-        elif note.word is MessageKind.BACKWARD:
-            self._go_back(note, mail.tensor, record)
+    def _run_received(self, received: RoutedMessage, record: StepRecord) -> None:
+        header, neighbourhood = received.header, self._neighbourhood
+        if received.tensor is not None:
+            kind = KINDS[header.kind]
+            message = Message(kind, header.microbatch, received.source, self._rank)
+            record.received(message, received.tensor.nbytes, received.arrived_s)
+        if header.kind is MessageKind.LOSS:
+            output, end_s = self._run_op("H", header, received.tensor, record)
+            self._send(MessageKind.BACKWARD, header, output, header.path[-1], end_s, record)
+        elif header.kind is MessageKind.BACKWARD:
+            self._run_backward(header, received.tensor, record)
         else:
-            output, end_s = self._go_forward(mail, record)
-            if places.stage < places.last:
+            output, end_s = self._run_forward(received, record)
+            if neighbourhood.stage < neighbourhood.last:
                 with self._changed:
-                    peer = self._choose(places.stage + 1, note)
-                path = _with(note.path, places.stage + 1, peer)
+                    peer = self._choose_peer(neighbourhood.stage + 1, header)
+                path = _with(header.path, neighbourhood.stage + 1, peer)
                 self._send(
-                    MessageKind.FORWARD, replace(note, path=path), output, peer, end_s, record
+                    MessageKind.FORWARD, replace(header, path=path), output, peer, end_s, record
                 )
-            elif places.head_first:
-                self._send(MessageKind.LOSS, note, output, note.path[0], end_s, record)
+            elif neighbourhood.head_first:
+                self._send(MessageKind.LOSS, header, output, header.path[0], end_s, record)
             else:
-                self._operate("H", note, None, record)
-                self._go_back(note, None, record)
+                self._run_op("H", header, None, record)
+                self._run_backward(header, None, record)
 
-    def _go_forward(self, mail: RoutedMessage, record: StepRecord) -> tuple[Tensor, float]:
+    def _run_forward(self, received: RoutedMessage, record: StepRecord) -> tuple[Tensor, float]:
         begin_s = time.monotonic()
-        output, end_s = self._operate("F", mail.note, mail.tensor, record)
-        answer = replace(mail.note, word=MessageKind.ANSWER, seconds=end_s - begin_s)
-        self._tell(mail.source, answer)
+        output, end_s = self._run_op("F", received.header, received.tensor, record)
+        answer = replace(received.header, kind=MessageKind.ANSWER, seconds=end_s - begin_s)
+        self._send_header(received.source, answer)
         return output, end_s
 
-    def _go_back(self, note: RoutingMessage, received: Tensor | None, record: StepRecord) -> None:
-        gradient, end_s = self._operate("B", note, received, record)
+    def _run_backward(
+        self, header: RoutingHeader, received: Tensor | None, record: StepRecord
+    ) -> None:
+        gradient, end_s = self._run_op("B", header, received, record)
         with self._changed:
-            self._held -= 1
-        if self._places.stage > 0:
-            before = note.path[self._places.stage - 1]
-            self._send(MessageKind.BACKWARD, note, gradient, before, end_s, record)
+            self._in_flight -= 1
+        if self._neighbourhood.stage > 0:
+            before = header.path[self._neighbourhood.stage - 1]
+            self._send(MessageKind.BACKWARD, header, gradient, before, end_s, record)
         else:
-            self._tell(self._starts[note.microbatch], replace(note, word=MessageKind.FINISHED))
+            self._send_header(
+                self._sources[header.microbatch], replace(header, kind=MessageKind.FINISHED)
+            )
 
-    def _operate(
-        self, kind: str, note: RoutingMessage, received: Tensor | None, record: StepRecord
+    def _run_op(
+        self, kind: str, header: RoutingHeader, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
         backend = self._compute.backend
-        start = backend.mark()
-        output = self._compute.run_op(kind, note.microbatch, received)
+        start = backend.record_event()
+        output = self._compute.run_op(kind, header.microbatch, received)
         # report the compute time to the peer
-        start_s, end_s = backend.wait_time_s(start), backend.wait_time_s(backend.mark())
-        record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
+        start_s = backend.wait_for_event(start)
+        end_s = backend.wait_for_event(backend.record_event())
+        record.ops.append((header.microbatch, self._rank, kind, start_s, end_s))
         return output, end_s
 
-    def _ask(self, microbatch: int) -> None:
+    def _start_microbatch(self, microbatch: int) -> None:
         """Start the next microbatch of this source."""
-        note = RoutingMessage(MessageKind.START, self._serial, microbatch)
-        peer = self._choose(0, note)
-        path = (peer, *(NOBODY,) * self._places.last)
-        self._tell(peer, replace(note, path=path))
+        header = RoutingHeader(MessageKind.START, self._step_index, microbatch)
+        peer = self._choose_peer(0, header)
+        path = (peer, *(UNCHOSEN,) * self._neighbourhood.last)
+        self._send_header(peer, replace(header, path=path))
 
-    def _choose(self, stage: int, note: RoutingMessage) -> int:
+    def _choose_peer(self, stage: int, header: RoutingHeader) -> int:
         peer = self._router.choose(stage)
-        self._asked[note.serial, note.microbatch, stage] = time.monotonic()
+        self._request_times[header.step_index, header.microbatch, stage] = time.monotonic()
         return peer
 
-    def _end_choosing(self) -> None:
-        self._tell_all(self._places.trainers, RoutingMessage(MessageKind.END, self._serial))
+    def _announce_end(self) -> None:
+        self._broadcast_header(
+            self._neighbourhood.source_devices, RoutingHeader(MessageKind.END, self._step_index)
+        )
 
-    def _take(self, mail: RoutedMessage) -> None:
+    def _handle(self, received: RoutedMessage) -> None:
         """Handle a message, possibly from this device itself."""
-        note = mail.note
+        header = received.header
         with self._changed:
-            if note.word in (MessageKind.START, MessageKind.FORWARD):
-                self._forward[note.serial].append(mail)
-            elif note.word in (MessageKind.LOSS, MessageKind.BACKWARD):
-                self._backward.append(mail)
-            elif note.word is MessageKind.END:
-                self._ends[note.serial] += 1
-            elif note.word is MessageKind.ANSWER:
-                stage = note.path.index(mail.source)
-                asked_s = self._asked.pop((note.serial, note.microbatch, stage))
-                waited_s = time.monotonic() - asked_s
-                told_s = note.seconds if self._told is RouterFeedback.WORK else waited_s
-                self._router.report(mail.source, max(told_s, MIN_S))
-            elif self._trainer is not None and self._record is not None:  # FINISHED
-                self._record.routes.append((note.microbatch, note.path))
-                self._trainer.finished()
+            if header.kind in (MessageKind.START, MessageKind.FORWARD):
+                self._forward[header.step_index].append(received)
+            elif header.kind in (MessageKind.LOSS, MessageKind.BACKWARD):
+                self._backward.append(received)
+            elif header.kind is MessageKind.END:
+                self._end_counts[header.step_index] += 1
+            elif header.kind is MessageKind.ANSWER:
+                stage = header.path.index(received.source)
+                requested_s = self._request_times.pop((header.step_index, header.microbatch, stage))
+                waited_s = time.monotonic() - requested_s
+                response_s = header.seconds if self._feedback is RouterFeedback.WORK else waited_s
+                self._router.report(received.source, max(response_s, MIN_S))
+            elif self._microbatch_source is not None and self._record is not None:  # FINISHED
+                self._record.routes.append((header.microbatch, header.path))
+                self._microbatch_source.microbatch_finished()
             self._changed.notify_all()
 
     def _send(
         self,
-        word: MessageKind,
-        note: RoutingMessage,
+        kind: MessageKind,
+        header: RoutingHeader,
         tensor: Tensor,
         peer: int,
         end_s: float,
         record: StepRecord,
     ) -> None:
-        self._sender.send(tensor, peer, self._form.pack(replace(note, word=word)))
-        self._sender.made(peer, tensor.nbytes, end_s)
-        message = Message(KINDS[word], note.microbatch, self._rank, peer)
+        self._sender.send(tensor, peer, self._message_format.pack(replace(header, kind=kind)))
+        self._sender.mark_computed(peer, tensor.nbytes, end_s)
+        message = Message(KINDS[kind], header.microbatch, self._rank, peer)
         record.sent(message, tensor.nbytes, end_s)
 
-    def _tell(self, peer: int, note: RoutingMessage) -> None:
+    def _send_header(self, peer: int, header: RoutingHeader) -> None:
         if peer == self._rank:
-            self._take(RoutedMessage(note, peer))
+            self._handle(RoutedMessage(header, peer))
         else:
-            self._sender.tell(peer, self._form.pack(note))
+            self._sender.send_header(peer, self._message_format.pack(header))
 
-    def _tell_all(self, peers: tuple[int, ...], note: RoutingMessage) -> None:
+    def _broadcast_header(self, peers: tuple[int, ...], header: RoutingHeader) -> None:
         for peer in peers:
-            self._tell(peer, note)
+            self._send_header(peer, header)
 
     def _wake(self) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Real compute: a rank's stage, its head if it has one, its data and its optimizer."""
+"""One rank's part of the model: its stage, its head if it has one, its data and its optimizer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from planner.executor.comm.device_backend import HOST, DeviceBackend, backend_of
+from planner.executor.comm.device_backend import HOST, DeviceBackend, make_backend
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.microbatches import Microbatches, make_microbatches
 from planner.executor.data.options import SYNTHETIC, Data
-from planner.executor.runtime.activation_codec import ActivationCodec, require_priced
+from planner.executor.runtime.activation_codec import ActivationCodec, require_planned_sizes
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
-from planner.executor.runtime.precision import TORCH, LowPrecisionModule, set_precision
+from planner.executor.runtime.precision import TORCH_DTYPES, LowPrecisionModule, set_precision
 from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
@@ -43,7 +43,7 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             "averaging.tied: head and embedding share a matrix and are on two stages that do not "
             f"average it; plan again with {remedy}"
         )
-    require_priced(plan.workload)
+    require_planned_sizes(plan.workload)
     sizes = {
         "gradient_bytes_per_parameter": (
             plan.workload.gradient_bytes_per_parameter,
@@ -55,11 +55,11 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
         ),
     }
-    for what, (priced, real) in sizes.items():
-        if priced != real:
+    for field, (planned, actual) in sizes.items():
+        if planned != actual:
             raise PlanError(
-                f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
-                f"executor has {real:g}; leave it at that and plan again"
+                f"workload.{field}: the plan was priced for {planned:g}, in its precision the "
+                f"executor has {actual:g}; leave it at that and plan again"
             )
     # load_plan validates files; plans made in memory are validated here
     for problem in contradictions(plan):
@@ -79,26 +79,26 @@ def tied_values(plan: TrainingPlan, stage: int) -> int:
     return plan.workload.tied_parameters if shares else 0
 
 
-class _Kept(NamedTuple):
-    """What is kept of a microbatch between F and B: the input, and the output of the stage."""
+class _MicrobatchActivations(NamedTuple):
+    """Tensors of a microbatch between F and B: input and output of the stage."""
 
     received: Tensor | None
     output: Tensor | None
 
 
-class StageModule:
-    """One rank's part of the model.
+class ModelStage:
+    """Runs one rank's part of the model; a `StageRuntime`, not a module of PyTorch.
 
     Parameters
     ----------
-    optimizing
+    optimizer_config
         Optimizer settings.
     data
         Training data.
     load_weights
         Sets the initial values of layers ``start`` to ``stop``, by name; None to initialise from
         the plan's seed.
-    counted
+    count_samples
         Whether plans with fewer devices may follow, so that samples are counted.
     backend
         Backend of the device; None to create it.
@@ -111,51 +111,51 @@ class StageModule:
         plan: TrainingPlan,
         rank: int,
         device: torch.device,
-        optimizing: OptimizerConfig,
+        optimizer_config: OptimizerConfig,
         *,
         data: Data = SYNTHETIC,
         load_weights: LoadWeights | None = None,
-        counted: bool = False,
+        count_samples: bool = False,
         backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
         set_precision(plan, device)
-        self.device, self.backend = device, backend or backend_of(device)
-        self.dtype = TORCH[w.precision.compute]
+        self.device, self.backend = device, backend or make_backend(device)
+        self.dtype = TORCH_DTYPES[w.precision.compute]
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
-        self.boundary = ActivationCodec(w)
+        self.activation_codec = ActivationCodec(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
         self.head: Head | None = None
         if has_head(plan, rank):
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
-        reads = self.stage.stem is not None or self.head is not None
-        self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
+        reads_data = self.stage.stem is not None or self.head is not None
+        self.data: Microbatches | None = make_microbatches(plan, data) if reads_data else None
         self.batch_tokens = w.batch_samples * arch.sequence
         if load_weights is not None:
-            load_weights(arch, *plan.stage_layers[stage], self.named())
-        self.parameters = list(self.named().values())
-        self.computed_stage = LowPrecisionModule(self.stage, self.dtype)
-        self.computed_head = (
+            load_weights(arch, *plan.stage_layers[stage], self.named_parameters())
+        self.parameters = list(self.named_parameters().values())
+        self.low_precision_stage = LowPrecisionModule(self.stage, self.dtype)
+        self.low_precision_head = (
             None if self.head is None else LowPrecisionModule(self.head, self.dtype)
         )
-        for part in (self.computed_stage, self.computed_head) if compiled else ():
+        for part in (self.low_precision_stage, self.low_precision_head) if compiled else ():
             if part is not None:
                 part.compile()
-        self.optimizing = optimizing
-        self.optimizer = optimizing.make(self.parameters)
+        self.optimizer_config = optimizer_config
+        self.optimizer = optimizer_config.make(self.parameters)
         self.tied_values = tied_values(plan, stage)
-        self._vector = _joined_gradients(self._as_averaged())
-        self._samples: PlannedWeights | CountedWeights = PlannedWeights(plan, rank)
-        if counted or plan.wiring is Wiring.STOCHASTIC:
-            self._samples = CountedWeights(plan, rank)
-        self._on_host = False
-        self.outer = OuterSGD(plan, self.named()) if plan.sync.local_steps else None
-        self.kept = SavedTensors()
-        self._counting = device.type == "cpu"
+        self._gradients = _flatten_gradients(self._parameters_in_averaging_order())
+        self._sample_weights: PlannedWeights | CountedWeights = PlannedWeights(plan, rank)
+        if count_samples or plan.wiring is Wiring.STOCHASTIC:
+            self._sample_weights = CountedWeights(plan, rank)
+        self._gradients_on_host = False
+        self.outer = OuterSGD(plan, self.named_parameters()) if plan.sync.local_steps else None
+        self.saved_tensors = SavedTensors()
+        self._counts_memory = device.type == "cpu"
         self._delayed = plan.sync.delayed
         self._outer_step_pending = False
         self._step = 0
@@ -168,55 +168,59 @@ class StageModule:
         Activations are those of the counted step, on the CPU, without temporaries of operations.
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
-        outer = [] if self.outer is None else self.outer.kept
-        tensors = [*self.weights, self._vector, *moments, *outer]
-        if self.backend is HOST and self._host is not self._vector:
+        outer = [] if self.outer is None else self.outer.tensors
+        tensors = [*self.weights, self._gradients, *moments, *outer]
+        if self.backend is HOST and self._host is not self._gradients:
             tensors.append(self._host)
-        return sum(tensor.nbytes for tensor in tensors) + self.kept.most
+        return sum(tensor.nbytes for tensor in tensors) + self.saved_tensors.peak_bytes
 
     @property
     def weights(self) -> list[Tensor]:
         """Parameters and rounded weights."""
-        parts = (self.computed_stage, self.computed_head)
-        return [*self.parameters, *(w for part in parts if part for w in part.rounded)]
+        modules = (self.low_precision_stage, self.low_precision_head)
+        return [*self.parameters, *(w for part in modules if part for w in part.rounded)]
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
         # count one step only, to avoid the overhead
-        self._counting &= not self.kept.most
+        self._counts_memory &= not self.saved_tensors.peak_bytes
         self._step = step
-        self._kept: dict[int, _Kept] = {}
+        self._activations: dict[int, _MicrobatchActivations] = {}
         self._head_gradients: dict[int, Tensor] = {}
-        self._samples.begin(schedule)
+        self._sample_weights.begin(schedule)
         self._tokens: dict[int, Tensor] = {}
         self._loss = None
         if self.head is not None:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._on_host = False
-        self._vector.zero_()
+        self._gradients_on_host = False
+        self._gradients.zero_()
         self.backend.begin()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
-        decoded = None if received is None else self.read(kind, received)
-        if not self._counting:
+        decoded = None if received is None else self.decode_message(kind, received)
+        if not self._counts_memory:
             return self._run_and_encode(kind, microbatch, decoded)
-        with self.kept.counting(self.weights):
+        with self.saved_tensors.track(self.weights):
             output = self._run_and_encode(kind, microbatch, decoded)
-        in_flight = [t for kept in self._kept.values() for t in kept if t is not None]
-        self.kept.bytes([*in_flight, *self._head_gradients.values()])
+        in_flight = [
+            t for activations in self._activations.values() for t in activations if t is not None
+        ]
+        self.saved_tensors.update([*in_flight, *self._head_gradients.values()])
         return output
 
     def _run_and_encode(self, kind: str, microbatch: int, decoded: Tensor | None) -> Tensor:
         if kind == "F":
-            return self.boundary.write(self._forward(microbatch, decoded), gradient=False)
+            return self.activation_codec.encode_message(
+                self._forward(microbatch, decoded), gradient=False
+            )
         output = (self._run_head if kind == "H" else self._backward)(microbatch, decoded)
-        return self.boundary.write(output, gradient=True)
+        return self.activation_codec.encode_message(output, gradient=True)
 
-    def read(self, kind: str, message: Tensor) -> Tensor:
+    def decode_message(self, kind: str, message: Tensor) -> Tensor:
         """Decode the message that an operation needs."""
         on_device = self.backend.to_device(message)
-        return self.boundary.read(on_device, self.dtype, gradient=kind == "B")
+        return self.activation_codec.decode_message(on_device, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
@@ -225,16 +229,18 @@ class StageModule:
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        return self.backend.host_buffer(*self.boundary.message)
+        return self.backend.host_buffer(*self.activation_codec.message)
 
     def gradients(self, *, on_device: bool | None = None) -> Tensor:
         """All gradients as one vector."""
-        if on_device is not None and on_device is self._on_host:
-            source, target = (self._host, self._vector) if on_device else (self._vector, self._host)
+        if on_device is not None and on_device is self._gradients_on_host:
+            source, target = (
+                (self._host, self._gradients) if on_device else (self._gradients, self._host)
+            )
             if target is not source:
                 target.copy_(source)
-            self._on_host = not on_device
-        return self._host if self._on_host else self._vector
+            self._gradients_on_host = not on_device
+        return self._host if self._gradients_on_host else self._gradients
 
     def unscale(self) -> None:
         """Divide the step's gradients by the loss scale, before they are averaged.
@@ -242,7 +248,7 @@ class StageModule:
         So codecs and clipping have the same values to work on as in other formats.
         """
         if self._scaler is not None:
-            self._vector.mul_(1 / self._scaler.scale)
+            self._gradients.mul_(1 / self._scaler.scale)
 
     @property
     def loss_scale(self) -> float | None:
@@ -262,53 +268,55 @@ class StageModule:
                 return
         scale = None
         if self.outer is not None:
-            scale = self._samples.scale(self._step)
-            self._samples.taken()
+            scale = self._sample_weights.gradient_scale(self._step)
+            self._sample_weights.commit_step()
             if scale is None:
-                return  # no sample says where to
-        if self._on_host:
-            self._from_host()
+                return  # without samples there is no gradient
+        if self._gradients_on_host:
+            self._copy_gradients_to_device()
         if scale is not None:
-            self._vector.mul_(scale)
-        self.optimizing.set_rate(self.optimizer, self._step)
+            self._gradients.mul_(scale)
+        self.optimizer_config.set_rate(self.optimizer, self._step)
         self.optimizer.step()
-        self._updated()
+        self._after_update()
 
-    def follow(self, plan: TrainingPlan, rank: int) -> None:
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with another plan of the same stage, after devices were lost or joined."""
-        self._samples.follow(plan, rank)
+        self._sample_weights.set_plan(plan, rank)
 
     def samples(self) -> int:
         """Microbatches of the pseudo-gradient, where they are counted."""
-        return self._samples.changed
+        return self._sample_weights.pseudo_gradient_samples
 
     def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient."""
         assert self.outer is not None
         self.outer.take_snapshot()
-        self._samples.take_snapshot()
+        self._sample_weights.take_snapshot()
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """Weighted pseudo-gradient: change of the parameters since the last outer step."""
         assert self.outer is not None
         # the gradient vector is free now
-        self.outer.pseudo_gradient(self._vector, self._samples.weight(self._step, samples))
+        self.outer.pseudo_gradient(
+            self._gradients, self._sample_weights.pseudo_gradient_weight(self._step, samples)
+        )
         self._outer_step_pending = True
-        self._on_host = False
+        self._gradients_on_host = False
         return self.gradients(on_device=False)
 
     def outer_step(self) -> None:
         """Apply the outer step with the mean pseudo-gradient."""
         assert self.outer is not None
-        self._from_host()
-        self.outer.step(self._vector)
-        self._samples.outer_step_taken()
+        self._copy_gradients_to_device()
+        self.outer.step(self._gradients)
+        self._sample_weights.commit_outer_step()
         self._outer_step_pending = False
-        self._updated()
+        self._after_update()
 
     def round(self) -> None:
         """Update the rounded weights from the parameters."""
-        for part in (self.computed_stage, self.computed_head):
+        for part in (self.low_precision_stage, self.low_precision_head):
             if part is not None:
                 part.round()
 
@@ -322,29 +330,29 @@ class StageModule:
         With a pending outer step also its mean, which must be known by now.
         """
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self.named().items():
+        for name, parameter in self.named_parameters().items():
             tensors[f"parameter/{name}"] = parameter
-            for what, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+            for field, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer/{field}/{name}"] = torch.as_tensor(value)
         if self._scaler is not None:
             tensors |= self._scaler.state()
         if self.outer is None:
             return tensors
         mean = self.outer.named(self._host) if self._outer_step_pending else {}
-        tensors |= self._samples.state()
+        tensors |= self._sample_weights.state()
         return tensors | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state` of the same part of the model."""
-        counts_here = any(group.get("fused") for group in self.optimizer.param_groups)
+        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         with torch.no_grad():
-            for name, parameter in self.named().items():
+            for name, parameter in self.named_parameters().items():
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
                     # a step count, not of the parameter's shape, stays on the CPU unless fused
                     key.split("/")[1]: value.to(parameter.device)
-                    if value.dim() or counts_here
+                    if value.dim() or is_fused
                     else value
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
@@ -353,7 +361,7 @@ class StageModule:
             self._scaler.load_state(state)
         if self.outer is not None:
             self.outer.load_state(state)
-            self._samples.load_state(state)
+            self._sample_weights.load_state(state)
             self._outer_step_pending = any(name.startswith(MEAN) for name in state)
             for name, part in (
                 self.outer.named(self._host).items() if self._outer_step_pending else ()
@@ -362,113 +370,124 @@ class StageModule:
         self.round()
 
     def restart_from_global(self) -> None:
-        """Discard what the source of the state did since the last outer step."""
+        """Set parameters to those of the last outer step, without later local steps.
+
+        For state that was transferred from a device of another region.
+        """
         with torch.no_grad():
             for name, value in self.global_parameters().items():
-                self.named()[name].copy_(value)
-        self._samples.forget()
+                self.named_parameters()[name].copy_(value)
+        self._sample_weights.reset_counts()
         if self.outer is not None:
             self.outer.take_snapshot()
-        self._updated()
+        self._after_update()
 
-    def named(self) -> dict[str, nn.Parameter]:
+    def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name; a tied matrix once."""
         modules = nn.ModuleDict({"stage": self.stage})
         if self.head is not None:
             modules["head"] = self.head
         return dict(modules.named_parameters())
 
-    def _as_averaged(self) -> list[nn.Parameter]:
+    def _parameters_in_averaging_order(self) -> list[nn.Parameter]:
         """All parameters, tied ones first."""
         if not self.tied_values:
             return self.parameters
-        named = self.named()
-        shared = named[EMBEDDING if EMBEDDING in named else PROJECTION]
-        return [shared, *(p for p in self.parameters if p is not shared)]
+        named_parameters = self.named_parameters()
+        tied = named_parameters[EMBEDDING if EMBEDDING in named_parameters else PROJECTION]
+        return [tied, *(p for p in self.parameters if p is not tied)]
 
     def global_parameters(self) -> Mapping[str, Tensor]:
         """Parameters common to all devices of the stage: current ones, or those of the last outer
         step."""
-        return self.named() if self.outer is None else self.outer.global_parameters()
+        return self.named_parameters() if self.outer is None else self.outer.global_parameters()
 
     @cached_property
     def _host(self) -> Tensor:
         """Host memory for averaging, allocated at first use."""
         if self.backend is not HOST:
-            return self.backend.host_buffer(tuple(self._vector.shape), self._vector.dtype)
+            return self.backend.host_buffer(tuple(self._gradients.shape), self._gradients.dtype)
         # if delayed, gradients are computed while it is averaged
-        return self._vector.clone() if self._delayed else self._vector
+        return self._gradients.clone() if self._delayed else self._gradients
 
-    def _from_host(self) -> None:
-        if self._host is not self._vector:
-            self._vector.copy_(self._host)
+    def _copy_gradients_to_device(self) -> None:
+        if self._host is not self._gradients:
+            self._gradients.copy_(self._host)
 
-    def _updated(self) -> None:
+    def _after_update(self) -> None:
         self.round()
-        self.backend.wait_time_s(self.backend.mark())
+        self.backend.wait_for_event(self.backend.record_event())
 
-    def _forward(self, b: int, received: Tensor | None) -> Tensor:
-        leaf = None if received is None else received.requires_grad_()
-        inputs = leaf
+    def _forward(self, microbatch: int, received: Tensor | None) -> Tensor:
+        input_leaf = None if received is None else received.requires_grad_()
+        inputs = input_leaf
         if inputs is None:
-            tokens = self.tokens(self._step, b)
+            tokens = self.tokens(self._step, microbatch)
             inputs = tokens[:, :-1]
             if self.head is not None:
                 # the tokens are targets, too
-                self._tokens[b] = tokens
+                self._tokens[microbatch] = tokens
         with torch.set_grad_enabled(not self.recompute):
             output = self.run_stage(inputs)
         # without a graph only H needs the output
         needed = not self.recompute or self.head is not None
-        self._kept[b] = _Kept(leaf, output if needed else None)
+        self._activations[microbatch] = _MicrobatchActivations(
+            input_leaf, output if needed else None
+        )
         return output.detach()
 
     def run_stage(self, inputs: Tensor) -> Tensor:
         """Activations after the stage, from tokens or activations."""
-        return self.computed_stage(inputs)
+        return self.low_precision_stage(inputs)
 
     def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
         """Loss of the head, summed over tokens."""
-        assert self.computed_head is not None
-        return self.computed_head(activations, targets)
+        assert self.low_precision_head is not None
+        return self.low_precision_head(activations, targets)
 
-    def _run_head(self, b: int, received: Tensor | None) -> Tensor:
+    def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
         assert self._loss is not None
-        saved = self._kept[b]
+        microbatch_activations = self._activations[microbatch]
         if received is None:
-            assert saved.output is not None
-            received = saved.output.detach()
+            assert microbatch_activations.output is not None
+            received = microbatch_activations.output.detach()
         if self.recompute:
-            self._kept[b] = saved._replace(output=None)
+            self._activations[microbatch] = microbatch_activations._replace(output=None)
         activations = received.requires_grad_()
-        tokens = self._tokens.pop(b, None)
-        targets = (self.tokens(self._step, b) if tokens is None else tokens)[:, 1:]
+        tokens = self._tokens.pop(microbatch, None)
+        targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
         loss = self.run_loss(activations, targets) / self.batch_tokens
         scale = self.loss_scale
         torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
         assert activations.grad is not None
         self._loss += loss.detach()
-        self._head_gradients[b] = activations.grad
+        self._head_gradients[microbatch] = activations.grad
         return activations.grad
 
-    def _backward(self, b: int, received: Tensor | None) -> Tensor:
-        leaf, output = self._kept.pop(b)
+    def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
+        input_leaf, output = self._activations.pop(microbatch)
         if self.recompute:
-            inputs = self.tokens(self._step, b)[:, :-1] if leaf is None else leaf
+            inputs = (
+                self.tokens(self._step, microbatch)[:, :-1] if input_leaf is None else input_leaf
+            )
             output = self.run_stage(inputs)
         assert output is not None
-        head_gradient = self._head_gradients.pop(b, None)
+        head_gradient = self._head_gradients.pop(microbatch, None)
         gradient = head_gradient if received is None else received
         torch.autograd.backward(output, gradient)
-        self._samples.did()
+        self._sample_weights.count_microbatch()
         # the first stage sends no gradient
-        return output.new_empty(0) if leaf is None or leaf.grad is None else leaf.grad
+        return (
+            output.new_empty(0)
+            if input_leaf is None or input_leaf.grad is None
+            else input_leaf.grad
+        )
 
 
-def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:
+def _flatten_gradients(parameters: list[nn.Parameter]) -> Tensor:
     """One vector of which all gradients are views, so that averaging needs no copy."""
     sizes = [p.numel() for p in parameters]
-    vector = torch.zeros(sum(sizes), device=parameters[0].device)
-    for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
+    flat = torch.zeros(sum(sizes), device=parameters[0].device)
+    for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
         parameter.grad = part.view_as(parameter)
-    return vector
+    return flat

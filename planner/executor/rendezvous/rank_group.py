@@ -1,0 +1,153 @@
+"""The ranks of a run, and collectives over the store through which they coordinate.
+
+Collectives run before the first step, between steps and after the last one: within a step, ranks
+wait for messages of their peers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.shutdown import RunAborted
+from planner.executor.rendezvous.secret import Secret
+
+TIMEOUT = timedelta(minutes=10)
+"""Timeout without a failure detector."""
+LONG_TIMEOUT = timedelta(days=1)
+"""Timeout with a failure detector: others may compute for long."""
+LEAVE_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a run, from the view of one of them: identity, store and failure handling.
+
+    Unlike a ProcessGroup of PyTorch it transfers no tensors.
+
+    Attributes
+    ----------
+    rank
+        This rank: the index of its device in the plan.
+    world_size
+        Number of ranks.
+    names
+        Device names; empty to use ranks.
+    detector
+        The failure detector; None for none.
+    resources
+        Connections that stay open until the end of the run.
+    rank_lost
+        Fails when a rank of an elastic run is lost; None if a loss ends the run.
+    interruptible_wait
+        Context for waiting for keys of the store, which the loss of a rank interrupts.
+    joins_late
+        Whether the other ranks have started without this one.
+    secret
+        Secret of the run; None for none.
+    address
+        Where others reach this process; empty to use the environment.
+    """
+
+    rank: int
+    world_size: int
+    store: Store
+    names: tuple[str, ...] = ()
+    detector: FailureDetector | None = None
+    resources: ExitStack = field(default_factory=ExitStack, compare=False)
+    rank_lost: ErrorLatch | None = None
+    interruptible_wait: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: (
+        nullcontext()
+    )
+    joins_late: bool = False
+    secret: Secret | None = None
+    address: str = ""
+    _gathered: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return TIMEOUT if self.detector is None else LONG_TIMEOUT
+
+    @contextmanager
+    def error_latch(self) -> Iterator[ErrorLatch]:
+        """Context with an error latch for its threads.
+
+        The latch fails if the run is aborted or a rank is lost, and when the context ends.
+        """
+        error_latch, rank_lost = ErrorLatch(), self.rank_lost
+        shutdown = None if self.detector is None else self.detector.shutdown
+
+        def end() -> None:
+            error_latch.fail(RunAborted())
+
+        if shutdown is not None:
+            shutdown.on_request(end)
+        if rank_lost is not None:
+            rank_lost.on_failure(lambda: error_latch.fail(rank_lost.error or RunAborted()))
+        try:
+            yield error_latch
+        finally:
+            end()
+            if shutdown is not None:
+                shutdown.remove_callback(end)
+
+    def name(self, rank: int) -> str:
+        """Device name of a rank."""
+        return self.names[rank] if self.names else str(rank)
+
+    def all_gather(self, name: str, text: str, *, keep: bool = False) -> list[str]:
+        """All-gather of texts, in order of ranks; a collective call.
+
+        The keys are deleted by the next call, unless ``keep`` is true.
+        """
+        own_key = f"{name}/{self.rank}"
+        self.store.set(own_key, text)
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        self.wait(keys)
+        # all ranks have entered this call, so all have read the texts of the previous one
+        while self._gathered:
+            self.store.delete_key(self._gathered.pop())
+        if not keep:
+            self._gathered.append(own_key)
+        return [value.decode() for value in self.store.multi_get(keys)]
+
+    def barrier(self, name: str) -> None:
+        """Wait until all ranks have called this; ``name`` is used once."""
+        if self.store.add(f"{name}/count", 1) == self.world_size:
+            self.store.set(f"{name}/all", "")
+        self.wait([f"{name}/all"])
+
+    def wait(self, keys: Sequence[str]) -> None:
+        """Wait until keys of the store have values."""
+        with self.interruptible_wait(keys):
+            self.store.wait(list(keys), self._timeout)
+
+    def leave(self) -> None:
+        """Wait for all ranks after the last step, and close connections.
+
+        The process that serves the store returns last.
+        """
+        self.barrier("parting")
+        if self.detector is not None:
+            self.detector.stop_watching()
+        if self.store.add("parted", 1) == self.world_size:
+            self.store.set("parted/all", "")
+        # close connections after all ranks have finished; all work is done, so wait for a silent
+        # rank for a limited time only
+        with suppress(DistError):
+            self.store.wait(["parted/all"], LEAVE_TIMEOUT)
+        self.resources.close()
+
+
+def close_older(resources: list[ExitStack]) -> None:
+    """Close all but the last two: ranks that are a segment behind may still read from those."""
+    for older in resources[:-2]:
+        older.close()
+    del resources[:-2]
