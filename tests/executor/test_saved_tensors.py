@@ -127,6 +127,47 @@ def test_planned_memory_is_the_peak(
     assert most <= planned <= 1.05 * most
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
+    monkeypatch: pytest.MonkeyPatch, precision: str, samples: int
+) -> None:
+    """With 100,000 words and room for the logits of 20 tokens, beside all tokens at once."""
+    from planner.executor.runtime.model_stage import ModelStage
+    from tests.executor.live_bytes import LiveBytes
+
+    arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, 100_000, 128)
+    workload = Workload.transformer(
+        "words", arch, batch_samples=samples, microbatch_samples=samples, precision=precision
+    )
+    plan = make_plan([[0, 1]], workload=workload)
+    losses, gradients = [], []
+    for max_logits in (2**27, 2_000_000):
+        monkeypatch.setattr("planner.workload.layers.MAX_LOGITS", max_logits)
+        uncached = Workload.from_dict(workload.to_dict())
+        model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
+        model_stage._counts_memory = False
+        before = [*model_stage.weights, model_stage.gradients()]
+        live = LiveBytes(before)
+        torch.manual_seed(1)
+        message = torch.randn(model_stage.activation_codec.message[0]).to(model_stage.dtype)
+        with live:
+            model_stage.begin(0, plan.schedules[0])
+            model_stage.run_op("F", 0, message)
+            received = model_stage.run_op("H", 0, None)
+            model_stage.run_op("B", 0, received)
+        losses.append(model_stage.loss())
+        gradients.append(model_stage.gradients().clone())
+        costs = stage_costs(uncached, *plan.stage_layers[1], with_head=True)
+        planned = costs.need_bytes(1) - WorkingMemory.of_workload(uncached).messages
+        # without moments, which the first update creates
+        planned -= 8 * model_stage.gradients().numel()
+        most = live.most + sum(t.nbytes for t in before)
+        assert most <= planned <= 1.05 * most, (most, planned)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    torch.testing.assert_close(*gradients, atol=1e-6 if precision == "fp32" else 1e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
 def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     """In bf16 the head's copy of it is held too, once, wherever the head is."""

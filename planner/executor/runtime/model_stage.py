@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,7 +119,7 @@ class ModelStage:
         backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
-        arch = require_executable(plan)
+        arch = self._arch = require_executable(plan)
         w = plan.workload
         set_precision(plan, device)
         self.device, self.backend = device, backend or make_backend(device)
@@ -443,25 +443,38 @@ class ModelStage:
     def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
         """Loss of the head, summed over tokens."""
         assert self.low_precision_head is not None
-        return self.low_precision_head(activations, targets)
+        losses = [self.low_precision_head(*chunk) for chunk in self._chunks(activations, targets)]
+        return torch.stack(losses).sum()
+
+    def _chunks(self, activations: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Activations and targets of as many tokens as have their logits in memory at a time."""
+        size = self._arch.head_tokens(len(activations))
+        parts = (torch.split(tensor, size, dim=1) for tensor in (activations, targets))
+        return zip(*parts, strict=True)
 
     def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
-        assert self._loss is not None
         microbatch_activations = self._activations[microbatch]
         if received is None:
             assert microbatch_activations.output is not None
             received = microbatch_activations.output.detach()
         if self.recompute:
             self._activations[microbatch] = microbatch_activations._replace(output=None)
-        activations = received.requires_grad_()
         tokens = self._tokens.pop(microbatch, None)
         targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
-        loss = self.run_loss(activations, targets) / self.batch_tokens
+        gradients = [self._head_gradient(*chunk) for chunk in self._chunks(received, targets)]
+        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
+        self._head_gradients[microbatch] = gradient
+        return gradient
+
+    def _head_gradient(self, received: Tensor, targets: Tensor) -> Tensor:
+        """Run head and loss forward and backward; returns the gradient of the activations."""
+        assert self._loss is not None and self.low_precision_head is not None
+        activations = received.detach().requires_grad_()
+        loss = self.low_precision_head(activations, targets) / self.batch_tokens
         scale = self.loss_scale
         torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
-        assert activations.grad is not None
         self._loss += loss.detach()
-        self._head_gradients[microbatch] = activations.grad
+        assert activations.grad is not None
         return activations.grad
 
     def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
