@@ -20,7 +20,12 @@ from planner.planning.layer_split import is_uniform
 from planner.planning.local_sgd_placement import place_for_local_sgd
 from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
 from planner.planning.partial_path_plan import PlannedShape, partial_path_plan
-from planner.planning.placement import Placement, place_heterogeneous, place_stages
+from planner.planning.placement import (
+    Placement,
+    place_heterogeneous,
+    place_stages,
+    reason_when_slower,
+)
 from planner.planning.plan_aware_stop import PlanAwareStop
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
@@ -243,7 +248,8 @@ def _plan_shape(
             and baseline.step_s < planned.plan.predicted.step_s
         ):
             fitted, _, _ = baseline.start.fitted()
-            planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", planned.reason)
+            reason = reason_when_slower(planned.reason)
+            planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", reason)
     step: Incumbent[TrainingPlan] = Incumbent(
         run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )

@@ -341,3 +341,23 @@ def test_nearest_neighbour_orders() -> None:
             assert away[0] == min(away)
     best_order, tally = ranks_by_neighbour(problem)
     assert tally.simulated > 0 and best_order.step_s < np.inf
+
+
+@pytest.mark.parametrize("sync_every", [1, 10])
+def test_no_certificate_claims_the_optimum_of_another_placement(sync_every: int) -> None:
+    """The optimum of eq. 1 is slower than ranks by region here."""
+    network = pl.load_network("aws8_dtfm_worldwide_2022")
+    cluster = pl.Cluster(
+        network.replicate(
+            dict.fromkeys(network.ids, 2),
+            intra_latency_s=0.0005,
+            intra_bandwidth_bytes_per_s=2.5e8,
+        ),
+        pl.Devices.of_gpu("A100"),
+    )
+    workload = pl.Workload.preset("gpt3-1.3b")
+    result = pl.plan(cluster, workload, stages=2, stop=pl.Effort(0.2), sync_every=sync_every)
+    reasons = [c.stop_reason for c in result.plan.certificates.values()]
+    assert any("the optimum of eq. 1 is slower" in reason for reason in reasons)
+    for certificate in result.plan.certificates.values():
+        assert certificate.stop_reason != "optimal" or certificate.status == "OPTIMAL"
