@@ -64,7 +64,7 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if witness.get("measured") is not True and (times.source != FROM_FLOPS or any(times.update_s)):
         return False
-    if not isinstance(samples, int) or plan.workload.microbatch_samples % samples:
+    if type(samples) is not int or samples < 1 or plan.workload.microbatch_samples % samples:
         return False
     if any(plan.recompute) and witness["recompute"] is not True:
         return False
@@ -76,7 +76,7 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if plan.averages_for and witness.get("helped") is not True:
         return False
     regions = witness.get("regions", 0)
-    if not isinstance(regions, int) or (regions > 0) != plan.two_frequency:
+    if type(regions) is not int or (regions > 0) != plan.two_frequency:
         return False
     if regions:
         # with fewer regions more bytes are sent
