@@ -111,19 +111,36 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     grouped = Grouped(sub, GROUPS)
     add_cluster(grouped)
     add_workload(grouped)
-    _add_decisions(grouped)
+    _add_layout(grouped)
+    _add_partial_paths(grouped)
+    _add_averaging(grouped)
+    _add_objective(grouped)
+    _add_outputs(grouped)
     add_prices(grouped)
     add_solver(grouped, list(Method))
     add_force(grouped)
 
 
-def _add_decisions(sub: Arguments) -> None:
+def _add_layout(sub: Arguments) -> None:
+    """Options of straight pipelines, wiring and schedule."""
     sub.add_argument(
         "--stages",
         metavar="N|auto",
         type=_stages,
         help="straight pipelines of N stages, or of the best number with auto; default: search all "
         "layouts",
+    )
+    sub.add_argument(
+        "--pipelines",
+        metavar="N",
+        type=int,
+        help="number of pipelines; default: devices / stages",
+    )
+    sub.add_argument(
+        "--stage-layers",
+        metavar="N,N,...|even",
+        type=_layers,
+        help="layers of each stage, such as 3,7,7,7, or even",
     )
     sub.add_argument(
         "--wiring",
@@ -136,63 +153,19 @@ def _add_decisions(sub: Arguments) -> None:
         metavar="WEIGHT",
         type=float,
         help="stochastic wiring: smoothing factor of measured response times, 0 keeps the plan's "
-        "weights; default "
-        f"{Routing().smoothing:g}",
+        f"weights; default {Routing().smoothing:g}",
     )
     sub.add_argument(
         "--told",
         choices=[feedback.value for feedback in RouterFeedback],
         help="stochastic wiring: feedback to the router: time until the answer arrives (default), "
-        "or "
-        "compute time",
-    )
-    sub.add_argument(
-        "--pipelines",
-        metavar="N",
-        type=int,
-        help="number of pipelines; default: devices / stages",
-    )
-    sub.add_argument(
-        "--path-stages",
-        metavar="N",
-        type=int,
-        help="number of stages that a microbatch visits (SkipPipe)",
-    )
-    sub.add_argument(
-        "--path-method",
-        default=PathMethod.AUTO.value,
-        choices=[method.value for method in PathMethod],
-        help="path solver; cbs is SkipPipe's own; default %(default)s",
-    )
-    sub.add_argument(
-        "--stage-sizes",
-        metavar="N,N,...",
-        type=sizes,
-        help="with --path-stages: devices of each stage, such as 5,3,3,3",
-    )
-    sub.add_argument(
-        "--stage-layers",
-        metavar="N,N,...|even",
-        type=_layers,
-        help="layers of each stage, such as 3,7,7,7, or even",
+        "or compute time",
     )
     sub.add_argument(
         "--recompute",
         metavar="STAGES|all|none",
         type=_recompute,
         help="stages that recompute activations in the backward pass: such as 0,2, all or none",
-    )
-    sub.add_argument(
-        "--full-every",
-        metavar="N",
-        type=int,
-        help="every Nth iteration visits all stages; default 10",
-    )
-    sub.add_argument(
-        "--max-swaps",
-        metavar="N",
-        type=int,
-        help="most swaps of neighbouring stages in a path; default 1",
     )
     sub.add_argument(
         "--schedule",
@@ -216,9 +189,46 @@ def _add_decisions(sub: Arguments) -> None:
         metavar="JSON",
         type=Path,
         help="compute times measured by planner run --calibrate; a device that was not measured "
-        "gets "
-        "the times of an equal one; default: estimate from FLOPs",
+        "gets the times of an equal one; default: estimate from FLOPs",
     )
+
+
+def _add_partial_paths(sub: Arguments) -> None:
+    """Options of paths that skip stages."""
+    sub.add_argument(
+        "--path-stages",
+        metavar="N",
+        type=int,
+        help="number of stages that a microbatch visits (SkipPipe)",
+    )
+    sub.add_argument(
+        "--stage-sizes",
+        metavar="N,N,...",
+        type=sizes,
+        help="with --path-stages: devices of each stage, such as 5,3,3,3",
+    )
+    sub.add_argument(
+        "--full-every",
+        metavar="N",
+        type=int,
+        help="every Nth iteration visits all stages; default 10",
+    )
+    sub.add_argument(
+        "--max-swaps",
+        metavar="N",
+        type=int,
+        help="most swaps of neighbouring stages in a path; default 1",
+    )
+    sub.add_argument(
+        "--path-method",
+        default=PathMethod.AUTO.value,
+        choices=[method.value for method in PathMethod],
+        help="path solver; cbs is SkipPipe's own; default %(default)s",
+    )
+
+
+def _add_averaging(sub: Arguments) -> None:
+    """Options of averaging and encodings."""
     sub.add_argument(
         "--averaging",
         choices=[shares.value for shares in ShareRule],
@@ -232,6 +242,13 @@ def _add_decisions(sub: Arguments) -> None:
         default=Codec.NONE.value,
         choices=[codec.value for codec in Codec],
         help="encoding of averaged gradients; default %(default)s",
+    )
+    sub.add_argument(
+        "--boundary-codec",
+        default=BoundaryCodec.NONE.value,
+        choices=[codec.value for codec in BoundaryCodec],
+        help="lossy encoding of activations and their gradients between stages; default "
+        "%(default)s",
     )
     sub.add_argument(
         "--sync-every",
@@ -266,6 +283,17 @@ def _add_decisions(sub: Arguments) -> None:
         help="momentum of the outer optimizer; default %(default)s",
     )
     sub.add_argument(
+        "--clip",
+        metavar="NORM",
+        type=float,
+        help="clip gradients to this global norm; every update then waits for the slowest "
+        "averaging",
+    )
+
+
+def _add_objective(sub: Arguments) -> None:
+    """Options of what is minimised, and comparisons."""
+    sub.add_argument(
         "--objective",
         default=Objective.TIME.value,
         choices=[objective.value for objective in Objective],
@@ -279,20 +307,6 @@ def _add_decisions(sub: Arguments) -> None:
         help="with --objective cost: value of an hour of waiting; default %(default)g",
     )
     sub.add_argument(
-        "--clip",
-        metavar="NORM",
-        type=float,
-        help="clip gradients to this global norm; every update then waits for the slowest "
-        "averaging",
-    )
-    sub.add_argument(
-        "--boundary-codec",
-        default=BoundaryCodec.NONE.value,
-        choices=[codec.value for codec in BoundaryCodec],
-        help="lossy encoding of activations and their gradients between stages; default "
-        "%(default)s",
-    )
-    sub.add_argument(
         "--random-placements",
         metavar="N",
         type=count,
@@ -304,6 +318,10 @@ def _add_decisions(sub: Arguments) -> None:
         default=True,
         help="compare with ranks ordered by region and with a single region; default: yes",
     )
+
+
+def _add_outputs(sub: Arguments) -> None:
+    """Options of files."""
     sub.add_argument(
         "--out",
         metavar="JSON",
