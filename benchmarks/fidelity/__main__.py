@@ -85,8 +85,7 @@ def _worst(done: Emulation) -> str:
 
 FIXED = (
     f"Regenerate with `python -m benchmarks.fidelity`, as root. Plans have seed {SEED} and "
-    f"{SEARCH} "
-    "iterations of search;"
+    f"{SEARCH} iterations of search;"
 )
 RANDOM = (
     "Regenerate with `python -m benchmarks.fidelity --random {count} --seed {seed}`, as root. "

@@ -181,8 +181,7 @@ def _devices(folder: Path) -> Attempt:
     text = (
         "name,count,gpu,memory_gb,tflops,upload_mbps,download_mbps,site,site_upload_mbps,"
         "site_download_mbps,can_compute,can_aggregate,usd_per_hour,interface,"
-        "peak_tflops\n"
-        "Oregon,4,A100,,,,,,,,,,1.3,eth1,\n"
+        "peak_tflops\nOregon,4,A100,,,,,,,,,,1.3,eth1,\n"
         "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4,,60\n"
     )
     network = pl.load_network("aws8_dtfm_worldwide_2022")

@@ -170,8 +170,7 @@ def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
         if value is not None:
             raise ValueError(
                 f"{option} {value}: needs device prices too; give --usd-per-hour or usd_per_hour "
-                "in the "
-                "devices file"
+                "in the devices file"
             )
 
 

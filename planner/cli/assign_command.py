@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if remainder:
             raise ProblemError(
                 f"{counted(len(network), 'device')} do not divide into {args.stages} equal stages; "
-                "give "
-                "--pipelines, or --stage-sizes"
+                "give --pipelines, or --stage-sizes"
             )
     problem = AssignmentProblem(
         network,

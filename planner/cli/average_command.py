@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
             other = "--no-overlap" if args.no_overlap else "--out"
             raise ValueError(
                 f"--programme {args.programme}: linear program (5) overlaps averaging with "
-                "computing, "
-                f"{other} does not; leave one of them out"
+                f"computing, {other} does not; leave one of them out"
             )
         build_paper_model(problem, names=labels(peers.names)).write(args.programme)
     result = solve_averaging(problem, args.method, stop_of(args))
@@ -171,8 +170,7 @@ def _written(written: Path, plan: TrainingPlan, data: dict[str, Any]) -> list[st
     trains, aggregators = len(plan.stage_of), len(plan.averages_for)
     lines = [
         f"predicted step time {plan.predicted.step_s:.4f} s: {trains} train, {aggregators} only "
-        "average, "
-        f"{len(plan.left_out)} left out",
+        f"average, {len(plan.left_out)} left out",
     ]
     if plan.left_out:
         lines.append(

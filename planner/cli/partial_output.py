@@ -60,8 +60,7 @@ class IncumbentFile:
             self.path.rename(other)
             print(
                 f"{other}: best result of an earlier search that was killed; delete it if you do "
-                "not "
-                "need it",
+                "not need it",
                 file=sys.stderr,
             )
 

@@ -187,8 +187,7 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
     if plan.wiring is Wiring.STOCHASTIC:
         yield (
             "Devices choose paths at run time, starting from this plan's; the order of operations "
-            "is "
-            "not fixed, and times are predicted for the plan's own paths."
+            "is not fixed, and times are predicted for the plan's own paths."
         )
     yield from learning_notes(plan)
     if "paths" in plan.certificates:

@@ -73,8 +73,7 @@ def unmodelled_lines(plan: TrainingPlan) -> list[str]:
     remedy = "use --head first or one stage" if plan.sync.local_steps else "make the plan again"
     return [
         "not modelled: head and embedding share a matrix on two stages, and this plan does not "
-        "average "
-        f"it, which training needs; {remedy}"
+        f"average it, which training needs; {remedy}"
     ]
 
 

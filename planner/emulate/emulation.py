@@ -65,8 +65,7 @@ class Emulation:
         if self.carried.lost:
             messages.append(
                 f"the switch dropped {self.carried.lost} of {self.carried.packets} packets; run "
-                "with a "
-                f"larger --shrink than {self.settings.shrink:g}"
+                f"with a larger --shrink than {self.settings.shrink:g}"
             )
         return messages
 
@@ -134,8 +133,7 @@ def resolve_settings(
         slower = settings.speed * shrink / least
         report_line(
             f"warning: --shrink {shrink:g} is too small for this machine, so executed times will "
-            "be "
-            f"too long; run with --shrink {least:g} or --speed {slower:.2g}"
+            f"be too long; run with --shrink {least:g} or --speed {slower:.2g}"
         )
     return RunSettings(idle_steps, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 

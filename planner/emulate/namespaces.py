@@ -149,8 +149,7 @@ def _in_thread(work: Callable[[], Namespace]) -> Namespace:
     if failed:
         raise EmulationError(
             f"a network namespace with a TUN device cannot be created ({failed[0]}); use a machine "
-            "or "
-            "container that allows both"
+            "or container that allows both"
         ) from failed[0]
     return done[0]
 

@@ -57,8 +57,7 @@ def _interface_comment(plan: TrainingPlan, options: ExportOptions, hosts: Mappin
         return ""
     return (
         f"# Each rank uses the network interface that routes to {next(iter(hosts))}. If other "
-        "hosts "
-        "cannot reach it there, set --interface, or interface in the devices file.\n"
+        "hosts cannot reach it there, set --interface, or interface in the devices file.\n"
     )
 
 

@@ -72,8 +72,7 @@ def _yaml(trainer: TrainerPlan) -> str:
         stages = [[*modules, "model.rotary_emb"] for modules in named]
         rows = "".join(f"      - {json.dumps(modules)}\n" for modules in stages)
         pipeline = (
-            "  pipeline:\n"
-            "    pp_schedule: 1f1b\n"
+            "  pipeline:\n    pp_schedule: 1f1b\n"
             f"    pp_microbatch_size: {microbatch}\n"
             f"    pp_seq_len: {arch.sequence}\n"
             f"    module_fqns_per_model_part:\n{rows}"

@@ -19,15 +19,13 @@ def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
         if len(texts) > 1:
             raise ExportError(
                 f"torch-pipelining: the {len(pipelines)} pipelines have different schedules; "
-                "select "
-                "one with --pipeline and write one file for each"
+                "select one with --pipeline and write one file for each"
             )
         return texts.pop()
     if options.pipeline >= len(pipelines):
         raise ExportError(
             f"pipeline must be 0 to {len(pipelines) - 1} for this plan, found {options.pipeline}; "
-            "give "
-            "one of these"
+            "give one of these"
         )
     return _csv_of(plan, pipelines[options.pipeline])
 

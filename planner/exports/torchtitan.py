@@ -60,8 +60,7 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     if options.port + trainer.replicas > PORTS:
         raise ExportError(
             f"port must be at most {PORTS - trainer.replicas} for {trainer.replicas} pipelines, "
-            "which use "
-            f"the ports after it, found {options.port}; give a smaller one"
+            f"which use the ports after it, found {options.port}; give a smaller one"
         )
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)

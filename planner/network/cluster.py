@@ -240,8 +240,7 @@ class Devices:
             if name and not INTERFACE.fullmatch(name):
                 raise ValueError(
                     f"devices.interfaces has {short_repr(name)}; give at most 15 letters, "
-                    "digits and "
-                    ". _ : -, such as eth1"
+                    "digits and . _ : -, such as eth1"
                 )
         return names if any(names) else None
 

@@ -257,8 +257,7 @@ def si_value(value: Any, column: str, where: str) -> float:
     if column in BANDWIDTH_COLUMNS and number <= 0:
         raise NetworkError(
             f"{where}: {column} is {short_repr(value)}; it must be > 0, for a bandwidth of 0 or "
-            "less is "
-            "no measurement; measure it again"
+            "less is no measurement; measure it again"
         )
     if not in_safe_range(number * UNITS[column]):
         raise NetworkError(

@@ -36,8 +36,7 @@ def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
     if not steps:
         raise ReportError(
             f"{path}: contains no step; give the output of the executor's --events or of planner "
-            "run "
-            "--json"
+            "run --json"
         )
     return steps
 

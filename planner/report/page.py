@@ -319,8 +319,7 @@ def _alternatives(plan: TrainingPlan) -> str:
     if not plan.alternatives:
         return _note(
             "The plan lists none: its decisions were given, no alternatives were evaluated, or it "
-            "was "
-            "made by an older release. planner compare shows two plans side by side."
+            "was made by an older release. planner compare shows two plans side by side."
         )
     cells = [
         [
@@ -393,8 +392,7 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
         if regions * (regions + 1) // 2 <= MAX_PAIRS
         else (
             f" Only the {MAX_PAIRS} pairs of regions and the {MAX_REGIONS} regions with most "
-            "devices "
-            "are evaluated."
+            "devices are evaluated."
         )
     )
     return _note(

@@ -72,8 +72,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
             elif aggregators and len(rounds) > 1:
                 yield (
                     f"{where}: device {min(aggregators)} holds no stage, and there are "
-                    f"{len(rounds)} "
-                    "rounds; let such devices help in a single round"
+                    f"{len(rounds)} rounds; let such devices help in a single round"
                 )
         wrong = list(_phase_contradictions(rounds, entry))
         yield from wrong

@@ -125,8 +125,7 @@ def _require_known(config: dict[str, Any], known_fields: Collection[str], path: 
         if name not in known_fields and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
                 f"{path}: field {short_repr(name)} ({short_repr(value)}) is not known here and "
-                "may change "
-                "the model; take it out if it does not"
+                "may change the model; take it out if it does not"
             )
 
 

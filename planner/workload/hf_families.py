@@ -339,8 +339,7 @@ def _layer_types(get: ConfigFields, layers: int) -> list[str]:
     if strange:
         raise ValueError(
             f"layer_types has {short_repr(strange[0])}, which is not priced here; it must be "
-            f"{FULL} or "
-            f"{SLIDING}"
+            f"{FULL} or {SLIDING}"
         )
     if types and len(types) != layers:
         raise ValueError(f"layer_types has {len(types)} entries for {layers} layers; give one each")

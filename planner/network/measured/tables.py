@@ -119,8 +119,7 @@ def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Measur
         if pair in zeros and unit in LATENCY_COLUMNS:
             raise NetworkError(
                 f"{cell.where}: {unit} is {short_repr(cell.value)}, between two devices; leave "
-                "it empty "
-                "if it was not measured"
+                "it empty if it was not measured"
             )
         _set(measurements, unit, cell)
     if len(names) > 2:
