@@ -64,7 +64,7 @@ def test_plan_writes_plan_trace_and_gantt_chart(
     data = json.loads(capsys.readouterr().out)
     assert data["assignment"]["bound"] <= data["assignment"]["objective"]
     assert data["random"]["mean_cost_s"] > data["assignment"]["objective"]
-    assert data["ranks_by_region"]["tally"]["priced"] > 0
+    assert data["ranks_by_region"]["tally"]["simulated"] > 0
     assert data["one_region"]["plan"]["devices"] == 1
     assert data["written"] == [str(out)]
 
