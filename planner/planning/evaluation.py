@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.planning.averaging import averaging_rounds
+from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
-from planner.planning.straight import straight_schedule
+from planner.planning.straight.schedules import straight_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import first_step_s, predict, step_s

@@ -8,29 +8,34 @@ from dataclasses import replace
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.planning.aggregators import with_aggregators
+from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.baselines.plans import Baselines
 from planner.planning.baselines.search import BaselinePlan
 from planner.planning.calibrated import fastest_measured
 from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
-from planner.planning.local_sgd_placement import place_for_local_sgd
-from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.partial_path_plan import PlannedShape, partial_path_plan
-from planner.planning.placement import (
+from planner.planning.partial_paths.partial_path_plan import PlannedShape, partial_path_plan
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
+from planner.planning.shape import Shape, shape_of
+from planner.planning.step_bound import StepBound, step_bound
+from planner.planning.straight.local_sgd_placement import place_for_local_sgd
+from planner.planning.straight.parallelism_candidates import (
+    NO_SHAPE,
+    Candidate,
+    candidates,
+    runners_up,
+)
+from planner.planning.straight.placement import (
     Placement,
     place_heterogeneous,
     place_stages,
     reason_when_slower,
 )
-from planner.planning.plan_aware_stop import PlanAwareStop
-from planner.planning.problem import PlanningProblem
-from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
-from planner.planning.shape import Shape, shape_of
-from planner.planning.step_bound import StepBound, step_bound
+from planner.planning.straight.plan_aware_stop import PlanAwareStop
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
@@ -107,7 +112,7 @@ def plan(
 
 
 def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
-    from planner.planning.joint_search import search_jointly  # numba takes a while to load
+    from planner.planning.joint.joint_search import search_jointly  # numba takes a while to load
 
     # bounds need the rates of all pairs
     problem.cluster.network.require_complete()

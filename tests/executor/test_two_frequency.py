@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.training_plan.averaging_group import AveragingGroup

@@ -15,8 +15,8 @@ from planner.checker.cost import cost_bound_usd
 from planner.network.prices import Prices
 from planner.planning.cost import with_cost
 from planner.planning.cost_bound import cost_bound
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.joint_bound import joint_bound
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.simulator.traffic import sent_bytes

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
-from planner.planning.averaging import averaging_rounds
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.hierarchical_averaging import has_hierarchy, hierarchical_rounds
-from planner.planning.layout_kernel import averaging_s
-from planner.planning.layout_search import LayoutSearch
+from planner.planning.averaging.hierarchical import has_hierarchy, hierarchical_rounds
+from planner.planning.averaging.stage_averaging import averaging_rounds
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.layout_kernel import averaging_s
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.simulator.averaging_rounds import group_bytes, rounds_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup

@@ -10,9 +10,9 @@ import pytest
 
 import planner as pl
 from planner.planning.baselines.rank_order import one_region
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.search.stop import StopRun
@@ -73,7 +73,7 @@ def test_warns_where_only_plans_below_the_mean_bound_were_found(
 ) -> None:
     """The result then has no bound."""
     monkeypatch.setattr(
-        "planner.planning.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
+        "planner.planning.joint.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
     )
     result = planned(regions([4, 2, 2], 0), model(6, 64), 0.2)
     assert result.plan is not None and result.bound is None

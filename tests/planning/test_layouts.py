@@ -15,12 +15,12 @@ from benchmarks.plans import catalogue
 from planner.bench.plan_instances import INSTANCES
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.averaging import adaptive_group
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_paths import mixed_paths
-from planner.planning.layout import Layout
-from planner.planning.layout_kernel import estimate, in_flight_room, one_round_s
-from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.averaging.stage_averaging import adaptive_group
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_kernel import estimate, in_flight_room, one_round_s
+from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources

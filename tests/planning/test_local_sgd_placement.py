@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.placement_bound import placement_bound_s
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
 from planner.planning.step_bound import straight_bound_s
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.program import compile_plan

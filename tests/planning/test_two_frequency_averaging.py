@@ -17,16 +17,16 @@ import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.step_simulation import simulated_times
 from planner.cli.main import main
-from planner.planning.averaging import averaging_rounds
-from planner.planning.device_classes import DeviceClasses
+from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.layout_kernel import two_frequency_s
-from planner.planning.layout_search import LayoutSearch
-from planner.planning.placement_bound import placement_bound_s
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.layout_kernel import two_frequency_s
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.planning.step_bound import straight_bound_s
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s

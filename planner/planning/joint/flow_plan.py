@@ -10,16 +10,16 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.planning.cost import PlanObjective
-from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import PairSpread, device_flow
 from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
-from planner.planning.flow_paths import mixed_paths
-from planner.planning.layout import Layout
-from planner.planning.layout_flow import FlowNodes, flow_of, max_in_flight
-from planner.planning.layout_kernel import IN_FLIGHT
+from planner.planning.joint.device_classes import DeviceClasses, Floats
+from planner.planning.joint.device_flow import PairSpread, device_flow
+from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_flow import FlowNodes, flow_of, max_in_flight
+from planner.planning.joint.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
-from planner.planning.straight import eagerly_served
+from planner.planning.straight.schedules import eagerly_served
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import rounds_s
 from planner.simulator.resources import LinkResources

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import hierarchical_rounds
+from planner.planning.averaging.hierarchical import hierarchical_rounds
+from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.planning.request import ShareRule
-from planner.planning.two_frequency_averaging import two_frequency_rounds
 from planner.problems import AveragingProblem, ProblemError
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources

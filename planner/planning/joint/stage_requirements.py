@@ -63,8 +63,8 @@ and B. There g' is n B, and (1) holds in two forms: with b and B alone, and with
 F that the device with most memory cannot have run before T. Elsewhere g' = g. In the steady state
 b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D.
 
-`planner.planning.joint_bound` finds the smallest D for which all stages together need no more than
-all devices have.
+`planner.planning.joint.joint_bound` finds the smallest D for which all stages together need no more
+than all devices have.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import has_hierarchy
+from planner.planning.averaging.hierarchical import has_hierarchy
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.lp.flow import SharedLines, StageFlow, solve_flow
-from planner.planning.device_classes import DeviceClasses, Floats, Ints
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs

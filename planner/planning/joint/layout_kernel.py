@@ -105,7 +105,7 @@ SORT_LIMIT = 12
 
 
 class ClassArrays(NamedTuple):
-    """`planner.planning.device_classes.DeviceClasses` as arrays, with pairs of classes in order.
+    """`DeviceClasses` (`planner.planning.joint.device_classes`) as arrays, with ordered pairs.
 
     ``pair_source`` and ``pair_target`` list all pairs by rising round-trip time, ``pair_rank`` the
     position of each pair in that list; ``equal_shares`` forbids adaptive shares.
@@ -255,7 +255,7 @@ def averaging_s(
     """Seconds for the devices of a stage to average ``size`` bytes on the wire.
 
     In one round or, if sites share a line and it is faster, hierarchically
-    (`planner.planning.hierarchical_averaging`), where ``plain`` bytes are sent within a site. Adds
+    (`planner.planning.averaging.hierarchical`), where ``plain`` bytes are sent within a site. Adds
     the bytes over each site's line to ``scratch.averaged_bytes``. Stops early at ``enough``
     seconds.
     """
@@ -405,7 +405,7 @@ def two_frequency_s(
 ) -> tuple[float, float]:
     """Seconds for regions to average ``plain`` bytes each, and then ``size`` bytes between them.
 
-    See `planner.planning.two_frequency_averaging`; limits of sites' lines are ignored. The first
+    See `planner.planning.averaging.two_frequency`; limits of sites' lines are ignored. The first
     value is ``enough`` if it would be less: it matters only where it makes a step without exchange
     longer. The step with exchange, which counts one in H times, is then overestimated by at most
     the difference.

@@ -10,12 +10,12 @@ import logging
 import math
 from dataclasses import replace
 
-from planner.planning.aggregators import with_aggregators
+from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.cost import PlanObjective, with_cost
-from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import PairSpread
-from planner.planning.flow_plan import CandidatePlan, LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses, Floats
+from planner.planning.joint.device_flow import PairSpread
+from planner.planning.joint.flow_plan import CandidatePlan, LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest, RequestedWiring
 from planner.planning.step_bound import StepBound

@@ -14,18 +14,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.planning.alternatives import alternatives
-from planner.planning.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.cost import PlanObjective
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import CandidatePlan
-from planner.planning.layout import Layout
-from planner.planning.layout_flow import pipeline_s
-from planner.planning.layout_kernel import IN_FLIGHT
-from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
-from planner.planning.nothing_fits import nothing_fits
+from planner.planning.joint.alternatives import alternatives
+from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import CandidatePlan
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_flow import pipeline_s
+from planner.planning.joint.layout_kernel import IN_FLIGHT
+from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.joint.nothing_fits import nothing_fits
+from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
-from planner.planning.promising_ranks import promising_rank_layouts
 from planner.planning.request import ShareRule
 from planner.planning.shape import layers_of, microbatches_of
 from planner.planning.step_bound import StepBound

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
-from planner.planning.heterogeneous_assignment import (
+from planner.planning.layer_split import balanced_split, is_uniform
+from planner.planning.problem import PlanningProblem
+from planner.planning.shape import Shape, assignment_problem, memory_room
+from planner.planning.straight.heterogeneous_assignment import (
     Groups,
     improve_groups,
     match_stages,
     sorted_by_speed,
 )
-from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.problem import PlanningProblem
-from planner.planning.shape import Shape, assignment_problem, memory_room
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate

@@ -14,10 +14,9 @@ from typing import Literal
 import numpy as np
 
 from planner.planning.cost import STEP_TIME, PlanObjective
-from planner.planning.device_classes import DeviceClasses, Floats, Ints
-from planner.planning.layer_split import Filled, evenly_filled, orders_of
-from planner.planning.layout import Layout
-from planner.planning.layout_kernel import (
+from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_kernel import (
     ClassArrays,
     LayoutScratch,
     LayoutState,
@@ -26,6 +25,7 @@ from planner.planning.layout_kernel import (
     estimate,
     mutate,
 )
+from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory

@@ -8,11 +8,10 @@ that are no shorter; updates are free, or with them the bound is a mean over man
 loss are on the last stage.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
-their next step at T, so F, H and B of the stages from j on and B of those before it follow T. What
-a stage of m devices must do before the next step ends is in `planner.planning.stage_requirements`.
-In hierarchical and two-frequency averaging, T is the end of the last exchange: all sites of a stage
-exchange at the same time, and begin their next step no earlier. A single step may be shorter than
-the bound, if it spreads sums faster than the step before.
+their next step at T, so F, H and B of the stages from j on and B of those before it follow T. `planner.planning.joint.stage_requirements` derives what a stage of m devices must do before the
+next step ends. In hierarchical and two-frequency averaging, T is the end of the last exchange: all
+sites of a stage exchange at the same time, and begin their next step no earlier. A single step may
+be shorter than the bound, if it spreads sums faster than the step before.
 
 If one step in H averages, H steps are treated as one with as many microbatches, from the end of one
 that averages to the end of the next: the bound is a mean over these.
@@ -33,8 +32,13 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.planning.calibrated import fastest_measured
+from planner.planning.joint.stage_requirements import (
+    DevicePool,
+    Floats,
+    Requirement,
+    StageRequirements,
+)
 from planner.planning.problem import PlanningProblem
-from planner.planning.stage_requirements import DevicePool, Floats, Requirement, StageRequirements
 from planner.planning.step_bound import StepBound
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
