@@ -3,8 +3,11 @@
 The witness lists the devices and prices (dual weights) of compute, upload and device count. A step
 of D seconds is excluded if, for every split of the layers into stages, the resources that the
 stages need between two step ends cost more than all devices provide. Some stage's averaging round
-ends the step. Stages behind it do all of the next step's work after that moment; stages before it
+ends the step. Stages after it do all of the next step's work after that moment; stages before it
 do at least their backward passes and the forward passes that memory cannot hold in advance.
+
+Roles here, and the solver's: first - whole_pipeline, beyond - downstream, ends - boundary, before -
+upstream (`planner.planning.joint.stage_requirements`).
 """
 
 from __future__ import annotations

@@ -44,9 +44,12 @@ def compute_times(
     calibration = problem.request.calibration
     if calibration is None:
         return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
-    return calibration.compute_times(
-        cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
-    )
+    try:
+        return calibration.compute_times(
+            cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
+        )
+    except ValueError as error:  # what this shape needs was not measured
+        raise ProblemError(str(error)) from None
 
 
 def stage_averaging(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
@@ -58,5 +58,8 @@ def solve_interruptibly(
             except FutureTimeout:
                 continue
             except BaseException:
-                solver.stop_search()
+                # before the solver has entered its search, `stop_search` has no effect
+                while not (task.cancel() or task.done()):
+                    solver.stop_search()
+                    wait([task], timeout=POLL_S)
                 raise

@@ -47,9 +47,9 @@ from planner.simulator.state import (
 """Event kinds: an operation ends; a message joins its queue, leaves it, arrives; a round sends its
 last byte, and ends; a device receives the gradient norm; an optimizer step ends. The event
 `PROCESSOR` is the end of the first of the operations that share processors."""
-KINDS = 16
-"""An event is encoded as ``KINDS * subject + kind``. Slots of the event queue: `MESSAGE_SENT` of
-every pair, then `ROUND_SENT` of every group, then `PROCESSOR`."""
+EVENT_STRIDE = 16
+"""An event is encoded as ``EVENT_STRIDE * subject + kind``. Slots of the event queue:
+`MESSAGE_SENT` of every pair, then `ROUND_SENT` of every group, then `PROCESSOR`."""
 
 ROUNDING = 1e-9
 """Relative: a demand that exceeds a capacity by no more than this is no bottleneck."""
@@ -151,7 +151,7 @@ def _set_rate(flows: Any, queue: Any, p: int, fair_rate: float, now: float) -> N
     flows.updated_s[p] = now
     flows.rate[p] = rate
     flows.changed[0] = 1
-    reschedule(queue, p, now + flows.remaining_bytes[p] / rate, KINDS * p + MESSAGE_SENT)
+    reschedule(queue, p, now + flows.remaining_bytes[p] / rate, EVENT_STRIDE * p + MESSAGE_SENT)
 
 
 @inlined
@@ -373,7 +373,7 @@ def _begin_round(
     averaging.running_index[g] = averaging.num_running[0]
     averaging.running[averaging.num_running[0]] = g
     averaging.num_running[0] += 1
-    reschedule(queue, len(pairs.max_rate) + g, now + longest, KINDS * g + ROUND_SENT)
+    reschedule(queue, len(pairs.max_rate) + g, now + longest, EVENT_STRIDE * g + ROUND_SENT)
 
 
 @kernel
@@ -431,7 +431,7 @@ def _update_round_rates(
         over = np.inf
         if rate > 0.0:
             over = now + max(averaging.alone_s[g] - averaging.progress_s[g], 0.0) / rate
-        reschedule(queue, len(pairs.max_rate) + g, over, KINDS * g + ROUND_SENT)
+        reschedule(queue, len(pairs.max_rate) + g, over, EVENT_STRIDE * g + ROUND_SENT)
 
 
 @kernel
@@ -499,10 +499,10 @@ def _start_work(
 ) -> None:
     """Start work on a device that takes ``seconds`` on a processor of its own."""
     if options.cores == 0:
-        push(queue, now + seconds, KINDS * d + kind)
+        push(queue, now + seconds, EVENT_STRIDE * d + kind)
         return
     _advance(processors, options.cores, now)
-    _begin_shared(processors, queue, KINDS * d + kind, seconds)
+    _begin_shared(processors, queue, EVENT_STRIDE * d + kind, seconds)
     _schedule_next_end(processors, queue, options.cores, now)
 
 
@@ -601,7 +601,7 @@ def _join_round(
     if rounds.size[g] > 1:
         _begin_round(pairs, rounds, flows, averaging, queue, g, now)
     else:
-        push(queue, now, KINDS * g + ROUND_DONE)
+        push(queue, now, EVENT_STRIDE * g + ROUND_DONE)
 
 
 @kernel
@@ -624,7 +624,7 @@ def _join_norm(
         push(
             queue,
             max(now, averaging.norm_sum_s[t] + rounds.norm_receive_s[d]),
-            KINDS * d + NORM_RECEIVED,
+            EVENT_STRIDE * d + NORM_RECEIVED,
         )
     elif rounds.norm_send_s[d] >= 0.0:
         averaging.norm_received[t] += 1
@@ -639,7 +639,7 @@ def _join_norm(
                 push(
                     queue,
                     averaging.norm_sum_s[t] + rounds.norm_receive_s[other],
-                    KINDS * other + NORM_RECEIVED,
+                    EVENT_STRIDE * other + NORM_RECEIVED,
                 )
 
 
@@ -762,7 +762,7 @@ def _enqueue_message(
             times.send_begin[t, o] = now
             times.send_end[t, o] = now + size / pairs.max_rate[p]
         arrives = now + pairs.latency_s[p] + size / pairs.max_rate[p]
-        push(queue, arrives, KINDS * message + MESSAGE_ARRIVED)
+        push(queue, arrives, EVENT_STRIDE * message + MESSAGE_ARRIVED)
         return
     flows.next_message[message] = NONE
     flows.enqueued_s[message] = now
@@ -797,7 +797,7 @@ def _dequeue_message(
     t, o = message // total, message % total
     if t < options.recorded:
         times.send_end[t, o] = now
-    push(queue, now + pairs.latency_s[p], KINDS * message + MESSAGE_ARRIVED)
+    push(queue, now + pairs.latency_s[p], EVENT_STRIDE * message + MESSAGE_ARRIVED)
     successor = flows.next_message[message]
     flows.head[p] = successor
     flows.changed[0] = 1
@@ -810,7 +810,9 @@ def _dequeue_message(
     flows.updated_s[p] = now
     if t < options.recorded:
         times.send_begin[t, o] = now
-    reschedule(queue, p, now + flows.remaining_bytes[p] / flows.rate[p], KINDS * p + MESSAGE_SENT)
+    reschedule(
+        queue, p, now + flows.remaining_bytes[p] / flows.rate[p], EVENT_STRIDE * p + MESSAGE_SENT
+    )
 
 
 @inlined
@@ -830,7 +832,7 @@ def _finish_operation(
         _make_ready(operations, options, devices, message - o + operations.successor[o])
         return NONE
     if options.message_s > 0:
-        push(queue, now + options.message_s, KINDS * message + MESSAGE_QUEUED)
+        push(queue, now + options.message_s, EVENT_STRIDE * message + MESSAGE_QUEUED)
         return NONE
     return int(message)
 
@@ -893,7 +895,7 @@ def run(
                 _advance(processors, options.cores, now)
                 event = _end_shared(processors)
                 _schedule_next_end(processors, queue, options.cores, now)
-            kind, subject = event % KINDS, event // KINDS
+            kind, subject = event % EVENT_STRIDE, event // EVENT_STRIDE
             if kind == COMPUTED:
                 # a result that stays on the device is available now
                 num_dirty = _mark_dirty(devices, num_dirty, subject)
@@ -920,7 +922,7 @@ def run(
                 t, over = averaging.step[subject], now + rounds.round_trip_s[subject]
                 if t < options.recorded:
                     times.round_end[t, subject] = over
-                push(queue, over, KINDS * subject + ROUND_DONE)
+                push(queue, over, EVENT_STRIDE * subject + ROUND_DONE)
             elif kind == ROUND_DONE:
                 for d in range(n):
                     first = rounds.device_ptr[d] + devices.round[d]

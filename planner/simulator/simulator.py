@@ -21,7 +21,7 @@ from planner.network.error import NetworkError
 from planner.simulator.averaging_rounds import bytes_between
 from planner.simulator.link_load import link_loads
 from planner.simulator.paper_model import averaging_s, closing_ops
-from planner.simulator.program import KINDS, Program, compile_plan
+from planner.simulator.program import OPERATION_KINDS, Program, compile_plan
 from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.timeline import Op, Timeline, Transfer, sorted_ops
@@ -193,7 +193,7 @@ def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s, averages_s, covered_steps = simulation.steps_by_averaging_s()
+    alone_s, averages_s, covered_steps = simulation.mean_steps_s()
     if covered_steps == plan.sync.every_steps:
         alone_s = simulation.mean_step_s(averages=False)
     return alone_s, covered_steps * averages_s - (covered_steps - 1) * alone_s
@@ -293,9 +293,9 @@ class _Simulation:
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
             return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
-        return self.plan.sync.mean_s(*self.steps_by_averaging_s())
+        return self.plan.sync.mean_s(*self.mean_steps_s())
 
-    def steps_by_averaging_s(self) -> tuple[float, float, int]:
+    def mean_steps_s(self) -> tuple[float, float, int]:
         """Mean step without averaging, with averaging, and how many of H steps the latter covers.
 
         The count is 1, or 2 if averaging is delayed; the former is 0 if the count is H.
@@ -358,7 +358,7 @@ class _Simulation:
         operations, pairs, times = self.program.operations, self.program.pairs, run.times
         operation_ids = run.operation_ids(schedule)
         ops = sorted_ops(
-            Op(b, d, KINDS[kind], begin, end)
+            Op(b, d, OPERATION_KINDS[kind], begin, end)
             for b, d, kind, begin, end in zip(
                 operations.microbatch[operation_ids].tolist(),
                 operations.device[operation_ids].tolist(),
@@ -372,7 +372,7 @@ class _Simulation:
         sent = sent[np.argsort(times.arrived[0, sent], kind="stable")]
         p = operations.pair[sent]
         transfers = tuple(
-            Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, departures)
+            Transfer(b, OPERATION_KINDS[kind], i, j, size, handed, arrived, leaves, departures)
             for b, kind, i, j, size, handed, arrived, leaves, departures in zip(
                 operations.microbatch[sent].tolist(),
                 operations.kind[operations.successor[sent]].tolist(),

@@ -66,9 +66,7 @@ def flow(codec: str = "none") -> TrainingPlan:
     problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
     return (
-        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout)
-        .candidate()
-        .plan()
+        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout).build().plan()
     )
 
 

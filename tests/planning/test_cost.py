@@ -93,7 +93,7 @@ def test_checker_computes_the_same_cost(seed: int, n: int, layers: int, every: i
     )
     # without the outer optimizer's room the model is the one that plans are made with
     problem = PlanningProblem(cluster, workload, request)
-    bound = cost_bound(problem, joint_bound(cluster, workload, every=every))
+    bound = cost_bound(problem, joint_bound(cluster, workload, every_steps=every))
     tried = list(layouts(n, layers))
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     for k in rng.permutation(len(tried))[:4]:

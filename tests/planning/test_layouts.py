@@ -75,7 +75,7 @@ def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
-    found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
+    found = one_round_s(1e7, np.array(row), search.class_arrays, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     if len(members) < 2:
         assert found == 0.0
@@ -98,7 +98,7 @@ def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
     state = search._state(layout)
     for j, (a, b) in enumerate(layout.layers):
-        found = in_flight_room(search.model, search.links, state, j, 0)
+        found = in_flight_room(search.model, search.class_arrays, state, j, 0)
         for does, room in zip((False, True), found, strict=True):
             costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
             assert room == min(costs.room(float(classes.memory_bytes[0])), 16)
@@ -156,7 +156,7 @@ def test_truncated_estimates_exceed_the_limit(
     given_ = Constraints(every=every, delayed=delayed)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
     state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
-    limits = search.model, search.links, state, search._scratch
+    limits = search.model, search.class_arrays, state, search._scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
     most = part * whole if whole < math.inf else 1.0

@@ -49,8 +49,8 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     """Any cluster, model, layout, wiring, order and shares; the checker proves the same bound."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
-    bound = joint_bound(cluster, workload, every=every)
-    lasting = long_run_bound_s(cluster, workload, every=every)
+    bound = joint_bound(cluster, workload, every_steps=every)
+    lasting = long_run_bound_s(cluster, workload, every_steps=every)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:8]:

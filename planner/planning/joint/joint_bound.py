@@ -7,19 +7,20 @@ frequencies; all contribute, with any shares. Compute times follow from FLOPs, o
 that are no shorter; updates are free, or with them the bound is a mean over many steps; head and
 loss are on the last stage.
 
-Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
-their next step at T, so F, H and B of the stages from j on and B of those before it follow T. `planner.planning.joint.stage_requirements` derives what a stage of m devices must do before the
-next step ends. In hierarchical and two-frequency averaging, T is the end of the last exchange: all
-sites of a stage exchange at the same time, and begin their next step no earlier. A single step may
-be shorter than the bound, if it spreads sums faster than the step before.
+Let T be the end of a step and j the first stage whose round ends then. All devices of stage j start
+their next step at T, so F, H and B of the stages from j on and B of those before it follow T.
+`stage_requirements` derives what a stage of m devices must do before the next step ends. In
+hierarchical and two-frequency averaging, T is the end of the last exchange: all sites of a stage
+exchange at the same time, and start their next step no earlier. A single step may be shorter than
+the bound, if it spreads sums faster than the step before.
 
 If one step in H averages, H steps are treated as one with as many microbatches, from the end of one
 that averages to the end of the next: the bound is a mean over these.
 
 If stages need more devices than there are, however the layers are split, no plan has such a step.
-Every device has a price, a mixture of its fractions of all FLOP/s, of all uploads and of the number
-of devices, so that all devices together cost 1. The lowest cost of a stage is a minimum over m, the
-cheapest split a shortest path over the layers, and the bound is found by bisection.
+Every device has a weight, a mixture of its fractions of all FLOP/s, of all uploads and of the
+number of devices, so that all devices together weigh 1. The least weight of a stage is a minimum
+over m, the lightest split a shortest path over the layers, and the bound is found by bisection.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from planner.planning.step_bound import StepBound
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
-Price = tuple[float, float, float]
-"""Weights of FLOP/s, uploads and number of devices; they sum to 1."""
+DualWeights = tuple[float, float, float]
+"""Dual values of FLOP/s, uploads and number of devices; they sum to 1."""
 
-PriceAt = Callable[[float], float]
-"""Price of the cheapest split as a function of seconds between two ends of steps."""
+SplitCost = Callable[[float], float]
+"""Weight of the lightest split as a function of seconds between two ends of steps."""
 
 BUDGET = 1 + 1e-12
-"""Price of all devices, with tolerance for rounding."""
+"""Weight of all devices, with tolerance for rounding."""
 
-PRICES: tuple[Price, ...] = (
+WEIGHTS: tuple[DualWeights, ...] = (
     (0.0, 0.0, 1.0),
     (1.0, 0.0, 0.0),
     (0.0, 1.0, 0.0),
@@ -73,24 +74,49 @@ def joint_bound(
     wire_ratio: float = 1.0,
     *,
     recomputes: bool = True,
-    every: int = 1,
+    every_steps: int = 1,
     aggregators_in: Cluster | None = None,
     two_frequency: bool = False,
     measured: bool = False,
 ) -> StepBound | None:
-    """Lower bound in seconds on every plan's step."""
+    """Lower bound in seconds on every plan's step.
+
+    Parameters
+    ----------
+    cluster, workload
+        The devices that can compute, and what they train, with its microbatch size.
+    wire_ratio
+        Bytes of encoded gradients over unencoded ones.
+    recomputes
+        Whether stages may recompute their activations.
+    every_steps
+        H, if one step in H averages; the bound is then a mean over H steps.
+    aggregators_in
+        The cluster with the devices that may only reduce gradients; None if there are none.
+    two_frequency
+        Whether gradients are averaged within regions in every step.
+    measured
+        Whether the FLOP/s of ``cluster`` are measured ones, as the basis then states.
+
+    Returns
+    -------
+    StepBound or None
+        The bound with its basis and witness; None if no number of devices suffices for a stage.
+    """
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
-    workload = _of_steps(workload, every)
+    workload = _of_steps(workload, every_steps)
     require = partial(
         StageRequirements,
         workload=workload,
         wire_ratio=wire_ratio,
         recomputes=recomputes,
-        every=every,
+        every_steps=every_steps,
     )
     requirements = require(pool)
-    seconds, price = _best_price(
-        pool, lambda price: _price_from_any_stage(requirements, price), requirements.scale_s
+    seconds, weights = _best_weights(
+        pool,
+        lambda weights: _split_cost_from_any_stage(requirements, weights),
+        requirements.scale_s,
     )
     if not np.isfinite(seconds):
         return None
@@ -98,26 +124,15 @@ def joint_bound(
         "kind": "whole step",
         "microbatch_samples": workload.microbatch_samples,
         "recompute": recomputes,
-        "price": list(price),
+        "price": list(weights),
         **pool.to_dict(),
     }
-    if every > 1:
-        witness["every_steps"] = every
+    if every_steps > 1:
+        witness["every_steps"] = every_steps
     if measured:
         witness["measured"] = True
 
-    factor = 1 + SENSITIVITY
-    faster = {
-        "computing": replace(pool, flops=pool.flops * factor),
-        "messages and averaging": replace(pool, up=pool.up * factor, down=pool.down * factor),
-    }
-    less_s = seconds * (1 - SENSITIVITY / 10)
-    names = [
-        name
-        for name, other in faster.items()
-        if _price_from_any_stage(require(other), price)(less_s) <= BUDGET
-    ]
-    limiting = ", ".join(names) or "the number, memory and latencies"
+    limiting = _limiting_resources(pool, require, weights, seconds)
     basis = f"{limiting} of all devices, whatever stages they are in"
     if pool.hierarchical:
         basis += "; for stages that average hierarchically, from one exchange to the next"
@@ -125,14 +140,35 @@ def joint_bound(
         basis += "; from one exchange between regions to the next"
     if measured:
         basis += "; each as fast as the fastest of its operations"
-    if every > 1:
-        basis += f"; a mean over {every} steps, of which one averages"
-    return StepBound(seconds / every, basis, witness)
+    if every_steps > 1:
+        basis += f"; a mean over {every_steps} steps, of which one averages"
+    return StepBound(seconds / every_steps, basis, witness)
 
 
-def _of_steps(workload: Workload, every: int) -> Workload:
+def _limiting_resources(
+    pool: DevicePool,
+    require: Callable[[DevicePool], StageRequirements],
+    weights: DualWeights,
+    seconds: float,
+) -> str:
+    """What the bound depends on: resources of which slightly more would lower it."""
+    factor = 1 + SENSITIVITY
+    faster = {
+        "computing": replace(pool, flops_per_s=pool.flops_per_s * factor),
+        "messages and averaging": replace(pool, up=pool.up * factor, down=pool.down * factor),
+    }
+    less_s = seconds * (1 - SENSITIVITY / 10)
+    names = [
+        name
+        for name, other in faster.items()
+        if _split_cost_from_any_stage(require(other), weights)(less_s) <= BUDGET
+    ]
+    return ", ".join(names) or "the number, memory and latencies"
+
+
+def _of_steps(workload: Workload, every_steps: int) -> Workload:
     """The workload with the microbatches of so many steps in one."""
-    return workload.replace(batch_samples=workload.batch_samples * every)
+    return workload.replace(batch_samples=workload.batch_samples * every_steps)
 
 
 def long_run_bound_s(
@@ -140,7 +176,7 @@ def long_run_bound_s(
     workload: Workload,
     wire_ratio: float = 1.0,
     *,
-    every: int = 1,
+    every_steps: int = 1,
     aggregators_in: Cluster | None = None,
     two_frequency: bool = False,
 ) -> float:
@@ -149,15 +185,29 @@ def long_run_bound_s(
     Between the ends of two of its rounds, every stage does all its work of a step, so the first t
     steps from an idle system take at least t times this. The value is only printed: no certificate
     holds it, and the checker does not recompute it.
+
+    Parameters
+    ----------
+    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency
+        As for `joint_bound`.
+
+    Returns
+    -------
+    float
+        Seconds per step, averaged over H steps.
     """
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
-    requirements = StageRequirements(pool, _of_steps(workload, every), wire_ratio, True, every)
+    requirements = StageRequirements(
+        pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
+    )
     steady_state = requirements.steady_state()
 
-    def prices(price: Price) -> PriceAt:
-        return lambda limit: _cheapest_split(_costs(requirements, steady_state, price, limit))
+    def split_cost_of(weights: DualWeights) -> SplitCost:
+        return lambda limit: _lightest_split(
+            _stage_weights(requirements, steady_state, weights, limit)
+        )
 
-    return _best_price(pool, prices, requirements.scale_s)[0] / every
+    return _best_weights(pool, split_cost_of, requirements.scale_s)[0] / every_steps
 
 
 def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
@@ -168,45 +218,50 @@ def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float
         fastest_measured(problem.cluster, plan.workload, problem.request.calibration),
         plan.workload,
         plan.codec.wire_ratio,
-        every=plan.sync.every_steps,
+        every_steps=plan.sync.every_steps,
         aggregators_in=problem.aggregators_in,
         two_frequency=plan.two_frequency,
     )
 
 
-def _best_price(
-    pool: DevicePool, prices: Callable[[Price], PriceAt], scale_s: float
-) -> tuple[float, Price]:
-    """The highest bound over all prices, and its price."""
-    best_s, best_price = 0.0, PRICES[0]
-    for price in PRICES[:1] if pool.identical else PRICES:
-        price_at = prices(price)
-        if best_s == 0 or price_at(best_s) > BUDGET:
-            best_s, best_price = max(best_s, _least_feasible_s(price_at, scale_s)), price
-    return best_s, best_price
+def _best_weights(
+    pool: DevicePool, split_cost_of: Callable[[DualWeights], SplitCost], scale_s: float
+) -> tuple[float, DualWeights]:
+    """The highest bound over all weights, and its weights."""
+    best_s, best_weights = 0.0, WEIGHTS[0]
+    for weights in WEIGHTS[:1] if pool.identical else WEIGHTS:
+        split_cost_at = split_cost_of(weights)
+        if best_s == 0 or split_cost_at(best_s) > BUDGET:
+            best_s, best_weights = max(best_s, _least_feasible_s(split_cost_at, scale_s)), weights
+    return best_s, best_weights
 
 
-def _price_from_any_stage(requirements: StageRequirements, price: Price) -> PriceAt:
-    """Price of the cheapest split, whichever stage's round ended the step before."""
+def _split_cost_from_any_stage(requirements: StageRequirements, weights: DualWeights) -> SplitCost:
+    """DualWeights of the cheapest split, whichever stage's round ended the step before."""
     whole_pipeline = requirements.whole_pipeline()
     boundary, downstream = requirements.boundary(), requirements.downstream()
     upstream = [requirements.upstream(recomputes) for recomputes in requirements.choices]
 
-    def price_at(limit: float) -> float:
+    def split_cost_at(limit: float) -> float:
         before = np.min(
-            [_costs(requirements, requirement, price, limit) for requirement in upstream], axis=0
+            [_stage_weights(requirements, requirement, weights, limit) for requirement in upstream],
+            axis=0,
         )
-        end = _costs(requirements, boundary, price, limit)
-        later = _cheapest_split(_costs(requirements, downstream, price, limit), before, end)
-        return min(later, _cheapest_split(_costs(requirements, whole_pipeline, price, limit)))
+        end = _stage_weights(requirements, boundary, weights, limit)
+        later = _lightest_split(
+            _stage_weights(requirements, downstream, weights, limit), before, end
+        )
+        return min(
+            later, _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit))
+        )
 
-    return price_at
+    return split_cost_at
 
 
-def _costs(
-    requirements: StageRequirements, requirement: Requirement, price: Price, limit: float
+def _stage_weights(
+    requirements: StageRequirements, requirement: Requirement, weights: DualWeights, limit: float
 ) -> Floats:
-    """Lowest price of the devices of every part; infinite if no number of devices suffices.
+    """Least weight of the devices of every part; infinite if no number of devices suffices.
 
     Returns
     -------
@@ -214,25 +269,29 @@ def _costs(
         ``float[L, L + 1]``, by the first layer of the part and the one after its last.
     """
     pool = requirements.pool
-    busy, late = limit - requirement.tail_s, limit - requirement.tail_s - requirement.begin_s
-    open_s = limit - requirement.quiet_s
+    busy_s, sending_s = limit - requirement.tail_s, limit - requirement.quiet_s
+    late_s = busy_s - requirement.begin_s
     # inequalities (1) to (6) of `stage_requirements`
     able = (
-        requirement.fits & (requirement.least_s <= limit) & (busy > 0) & (late > 0) & (open_s > 0)
+        requirement.fits
+        & (requirement.least_s <= limit)
+        & (busy_s > 0)
+        & (late_s > 0)
+        & (sending_s > 0)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        flops = np.maximum(requirement.flops / busy, requirement.late_flops / late)
-        sent = requirement.sent / open_s
-    able &= (flops <= requirements.most_flops) & (sent <= requirements.most_up)
+        flops_per_s = np.maximum(requirement.flops / busy_s, requirement.late_flops / late_s)
+        sent_per_s = requirement.sent / sending_s
+    able &= (flops_per_s <= requirements.most_flops_per_s) & (sent_per_s <= requirements.most_up)
     needed_of_all = (
-        (np.maximum(flops, requirements.least_flops), pool.flops.sum()),
-        (np.maximum(sent, requirements.least_up), pool.up.sum()),
+        (np.maximum(flops_per_s, requirements.least_flops_per_s), pool.flops_per_s.sum()),
+        (np.maximum(sent_per_s, requirements.least_up), pool.up.sum()),
         (requirements.m, requirements.n),
     )
-    # a single device has no upload, so its price ignores it
+    # a single device has no upload, so its upload has no weight
     cost = sum(
         weight * needed / available
-        for weight, (needed, available) in zip(price, needed_of_all, strict=True)
+        for weight, (needed, available) in zip(weights, needed_of_all, strict=True)
         if weight > 0
     )
     table = np.full((requirements.layers, requirements.layers + 1), np.inf)
@@ -240,11 +299,11 @@ def _costs(
     return table
 
 
-def _cheapest_split(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
-    """Price of the cheapest split into stages.
+def _lightest_split(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
+    """DualWeights of the cheapest split into stages.
 
-    With ``before`` and ``end``, one stage, not the first, has the prices of ``end``, and those
-    before it have the prices of ``before``.
+    With ``before`` and ``end``, one stage, not the first, has the weights of ``end``, and those
+    before it have the weights of ``before``.
     """
     layers = len(cost)
     upstream, done = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
@@ -258,11 +317,11 @@ def _cheapest_split(cost: Floats, before: Floats | None = None, end: Floats | No
     return float(done[layers])
 
 
-def _least_feasible_s(price_at: PriceAt, scale_s: float) -> float:
-    """Smallest seconds at which the devices can pay for all stages, rounded down."""
+def _least_feasible_s(split_cost_at: SplitCost, scale_s: float) -> float:
+    """Smallest seconds at which the devices suffice for all stages, rounded down."""
     high = scale_s
     for _ in range(DOUBLINGS):
-        if price_at(high) <= BUDGET:
+        if split_cost_at(high) <= BUDGET:
             break
         high *= 2
     else:
@@ -270,5 +329,5 @@ def _least_feasible_s(price_at: PriceAt, scale_s: float) -> float:
     low = high / 2 if high > scale_s else 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if price_at(middle) <= BUDGET else (middle, high)
+        low, high = (low, middle) if split_cost_at(middle) <= BUDGET else (middle, high)
     return low

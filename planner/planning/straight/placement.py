@@ -105,7 +105,7 @@ def place_heterogeneous(
     )
     incumbent.offer(subproblem.cost(fastest.assignment.groups), fastest.assignment)
     if second_solve.bound is not None:
-        incumbent.raise_bound(
+        incumbent.offer_bound(
             second_solve.bound, second_solve.basis, second_solve.witness, rounding=0.0
         )
     reason = reason_when_slower(reason)
@@ -136,7 +136,7 @@ def evaluate_placement(
     )
     incumbent.offer(subproblem.cost(assignment.groups), assignment)
     if bounded.bound is not None:
-        incumbent.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
+        incumbent.offer_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
     return replace(incumbent.result().certificate(), stop_reason=reason_when_slower(reason))
 
 
