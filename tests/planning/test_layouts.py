@@ -153,7 +153,7 @@ def test_truncated_estimates_exceed_the_limit(
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
-    given_ = Constraints(every=every, delayed=delayed)
+    given_ = Constraints(every_steps=every, delayed=delayed)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
     state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
     limits = search.model, search.class_arrays, state, search._scratch

@@ -131,7 +131,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
         recompute=request.recompute,
         in_flight=request.in_flight,
         equal=request.shares == ShareRule.EQUAL,
-        every=request.sync_every,
+        every_steps=request.sync_every,
         delayed=request.delayed,
         two_frequency=request.within is not None,
         objective=PlanObjective.of(request),

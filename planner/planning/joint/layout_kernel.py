@@ -104,7 +104,7 @@ class ModelArrays(NamedTuple):
         Bytes per parameter: of gradients on the wire, and of weights and optimizer state.
     wire_ratio
         Bytes of encoded gradients over unencoded ones.
-    every, delayed, two_frequency
+    every_steps, delayed, two_frequency
         Average every this many steps; overlap averaging with the next step; average within regions
         in every step as well.
     by_cost, wait_usd_per_s
@@ -136,7 +136,7 @@ class ModelArrays(NamedTuple):
     state_bytes: float
     wire_ratio: float
     microbatches: float
-    every: float
+    every_steps: float
     delayed: bool
     two_frequency: bool
     by_cost: bool
@@ -757,7 +757,7 @@ def estimate(
             messages += model.microbatches * scratch.messages_usd[j]
         # assume equal shares
         encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
-        messages += 2.0 * encoded_bytes / members * pair_usd / model.every
+        messages += 2.0 * encoded_bytes / members * pair_usd / model.every_steps
     if _averages_tied(model, state):
         _join_first_and_last(state, scratch)
         row, members, pair_usd = scratch.subset, 0.0, 0.0
@@ -783,7 +783,9 @@ def _stage_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
 def _averages_tied(model: ModelArrays, state: LayoutState) -> bool:
     """Whether first and last stage average the tied parameters in a round of their own."""
     apart = model.tied_parameters > 0 and state.stages[0] > 1
-    return bool(apart and model.every == 1.0 and not model.delayed and not model.two_frequency)
+    return bool(
+        apart and model.every_steps == 1.0 and not model.delayed and not model.two_frequency
+    )
 
 
 @kernel
@@ -891,7 +893,7 @@ def _step_with_period_s(
     """
     stages = state.stages[0]
     round_trip_s, longest_s, longest_within_s, tied_ends_s = 0.0, 0.0, 0.0, 0.0
-    waits = model.every == 1.0 and not model.delayed
+    waits = model.every_steps == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
@@ -942,7 +944,7 @@ def _step_with_period_s(
     if model.delayed:
         # averaging overlaps with the next step
         averaging_adds_s = max(averaging_adds_s - alone_s, 0.0)
-    return float(alone_s + averaging_adds_s / model.every)
+    return float(alone_s + averaging_adds_s / model.every_steps)
 
 
 @kernel

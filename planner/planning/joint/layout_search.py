@@ -99,7 +99,7 @@ class Constraints:
         Limit on microbatches in flight per device; None for what memory holds.
     equal
         Whether all devices must reduce equal shares.
-    every, delayed, two_frequency
+    every_steps, delayed, two_frequency
         Average every this many steps; overlap averaging with the next step; average within
         regions in every step as well.
     objective
@@ -111,7 +111,7 @@ class Constraints:
     recompute: Sequence[int] | Literal["all", "none"] | None = None
     in_flight: int | None = None
     equal: bool = False
-    every: int = 1
+    every_steps: int = 1
     delayed: bool = False
     two_frequency: bool = False
     objective: PlanObjective = STEP_TIME
@@ -152,7 +152,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         state_bytes=workload.state_bytes_per_parameter,
         wire_ratio=1.0,
         microbatches=workload.batch_samples / samples,
-        every=float(constraints.every),
+        every_steps=float(constraints.every_steps),
         delayed=constraints.delayed,
         two_frequency=constraints.two_frequency,
         by_cost=constraints.objective.by_cost,
