@@ -5,6 +5,20 @@ Every ordered pair sends one message at a time; the active pairs share a device'
 and a site's link max-min fairly. A group averages as soon as its last member is ready, while other
 stages still work, and there is no barrier between steps. With ``links="unlimited"`` messages do not
 slow each other down and averaging follows the whole pipeline, as in the papers' cost models.
+
+================================  ==================================================================
+function                          use
+================================  ==================================================================
+`simulate`                        timeline of one iteration with the plan's step time, any cluster
+`simulate_cycle`                  timelines of all iterations of the cycle
+`predict`                         the times that a new plan states in its file
+`step_s`                          the step time alone
+`first_step_s`                    a cheap estimate of it, to rank candidates
+`steady_step_s`                   the mean over many more steps, to verify it
+`steps_by_averaging_s`            steps without and with averaging, if one in H averages
+`cycle_steps_s`                   every step of the pass that `step_s` measures, any cluster
+`predicted_timeline`              the timeline with the step time that the plan already states
+================================  ==================================================================
 """
 
 from __future__ import annotations
@@ -146,7 +160,7 @@ def predict(plan: TrainingPlan) -> Predicted:
 
 
 def first_step_s(plan: TrainingPlan) -> float:
-    """The longest time of a stage in the first of two steps, from its begin to its update.
+    """The longest time of a stage in the first of two steps, from its start to its update.
 
     A cheap estimate of `step_s` (less than half the simulation). If replicas average every H steps,
     the mean over steps with and without averaging.
@@ -208,18 +222,18 @@ def cycle_steps_s(
 ) -> list[float]:
     """Times between step ends in the third pass through the cycle."""
     simulation = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
-    every = plan.sync.every_steps
-    if every == 1:
+    every_steps = plan.sync.every_steps
+    if every_steps == 1:
         return simulation.third_pass_s(averages=True)
     alone_s = simulation.third_pass_s(averages=False)
     with_s = simulation.third_pass_s(averages=True)
     if plan.sync.delayed:
-        more_s = every * (simulation.step_s() - sum(alone_s) / len(alone_s))
+        more_s = every_steps * (simulation.step_s() - sum(alone_s) / len(alone_s))
         with_s = [step_s + more_s for step_s in alone_s]
     cycle_length = len(alone_s)
     return [
-        (with_s if (t + 1) % every == 0 else alone_s)[t % cycle_length]
-        for t in range(math.lcm(cycle_length, every))
+        (with_s if (t + 1) % every_steps == 0 else alone_s)[t % cycle_length]
+        for t in range(math.lcm(cycle_length, every_steps))
     ]
 
 

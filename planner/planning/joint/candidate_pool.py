@@ -71,7 +71,7 @@ class CandidatePool:
     below_bound
         Evaluated plans below a bound on the mean; see `_is_below_bound`.
     first_error
-        Why the first layout that was refused fits no device.
+        Why the first refused layout does not fit: the message of the error.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class CandidatePool:
         """Whether the value of a plan is below a bound on the mean over many steps.
 
         The value comes from a few simulated steps, which may be shorter than the steps that follow:
-        in steps without averaging, devices that are ahead leave their links to those behind until
+        in steps without averaging, devices that are ahead leave their links to later ones until
         the distance between them has settled. Such a value is no sign of a wrong bound.
         """
         bound = self.incumbent.bound

@@ -21,8 +21,8 @@ from planner.search.rng import next_below, next_unit
 
 IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
-law). In the simulator they queue; below about 2, pipelines run dry (docs/explanation/joint-
-search.md)."""
+law). In the simulator they queue; below about 2, pipelines run dry. See
+docs/explanation/joint-search.md."""
 SHORT_IN_FLIGHT = 1.5
 """The same if memory allows no more; the stage then slows down in proportion."""
 RECOMPUTE_FACTOR = 4.0 / 3.0

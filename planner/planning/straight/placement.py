@@ -53,6 +53,23 @@ class Placement(NamedTuple):
 def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
     """Place stages by DT-FM's cost alone; layers stay as in the shape.
 
+    Parameters
+    ----------
+    problem, shape
+        What is planned, and the stages with their sizes and layers.
+    stop
+        When the assignment solver stops.
+
+    Returns
+    -------
+    Placement
+        The assignment with its certificate; its plan is not simulated.
+
+    Raises
+    ------
+    ProblemError
+        A stage does not fit in memory.
+
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
