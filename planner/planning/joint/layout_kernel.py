@@ -973,7 +973,7 @@ def _copy(source: LayoutState, target: LayoutState) -> None:
 
 
 @kernel
-def _stage_flops(classes: ClassArrays, state: LayoutState, j: int) -> float:
+def _stage_flops_per_s(classes: ClassArrays, state: LayoutState, j: int) -> float:
     """FLOP/s of a stage's devices."""
     found = 0.0
     for c in range(state.counts.shape[1]):
@@ -1018,7 +1018,7 @@ def _move_devices(
         return False
     k = available if next_unit(random) < P_ALL_DEVICES else next_below(random, available) + 1
     if i >= 0 and j >= 0 and model.layers_free and next_unit(random) < P_WITH_LAYERS:
-        share = k * classes.flops_per_s[c] / _stage_flops(classes, state, i)
+        share = k * classes.flops_per_s[c] / _stage_flops_per_s(classes, state, i)
         layers = int(share * (state.cuts[i + 1] - state.cuts[i]) + next_unit(random))
         if layers > 0 and not _shift_cuts(state, i, j, layers):
             return False
@@ -1139,7 +1139,7 @@ def _split(
                 there[c] = 0
             else:
                 here[c] = 0
-    one, two = _stage_flops(classes, state, j), _stage_flops(classes, state, j + 1)
+    one, two = _stage_flops_per_s(classes, state, j), _stage_flops_per_s(classes, state, j + 1)
     if one == 0.0 or two == 0.0:
         return False
     cut = int((b - a) * one / (one + two) + next_unit(random))
@@ -1178,7 +1178,7 @@ def _add_stage(model: ModelArrays, classes: ClassArrays, state: LayoutState, ran
         return False
     i, total = -1, classes.size[c] * classes.flops_per_s[c]
     for k in range(stages):
-        total += _stage_flops(classes, state, k) - state.counts[k, c] * classes.flops_per_s[c]
+        total += _stage_flops_per_s(classes, state, k) - state.counts[k, c] * classes.flops_per_s[c]
         if state.counts[k, c] > 0 and (i < 0 or state.counts[k, c] > state.counts[i, c]):
             i = k
     if i < 0:
