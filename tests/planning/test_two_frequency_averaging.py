@@ -175,7 +175,7 @@ def test_no_plan_beats_the_bound_over_a_period(seed: int, n: int, layers: int, e
     rng = np.random.default_rng(seed)
     cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
-    asked: dict[str, Any] = {"every": every, "two_frequency": True}
+    asked: dict[str, Any] = {"every_steps": every, "two_frequency": True}
     bound = joint_bound(cluster, workload, codec.wire_ratio, **asked)
     lasting = long_run_bound_s(cluster, workload, codec.wire_ratio, **asked)
     tried = list(layouts(n, layers))
