@@ -45,8 +45,8 @@ import planner.simulator.compiled_event_loop as kernel
 import planner.mapf.search as search
 from planner.bench.plan_instances import INSTANCES
 from planner.bench import paths
-from planner.planning.layout_search import InitialLayout, LayoutSearch
-from planner.planning.device_classes import DeviceClasses
+from planner.planning.joint.layout_search import InitialLayout, LayoutSearch
+from planner.planning.joint.device_classes import DeviceClasses
 from planner.mapf.solve import solve_paths
 
 def counted(module, name, count):

@@ -29,7 +29,7 @@ from planner.planning.baselines.dtfm import dtfm_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.baselines.search import BaselinePlan, SearchCounts
-from planner.planning.joint_bound import plan_long_run_bound_s
+from planner.planning.joint.joint_bound import plan_long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind, PlanRequest
 from planner.planning.solve import plan

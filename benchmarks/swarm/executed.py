@@ -40,7 +40,7 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.planning.shape import shape_of
 from planner.planning.solve import plan as make_plan
-from planner.planning.straight import eagerly_ordered
+from planner.planning.straight.schedules import eagerly_ordered
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.simulator.program import message_bytes

@@ -8,14 +8,13 @@ level get that level, or their own maximum, and the other lines share their resi
 
 from __future__ import annotations
 
-import heapq
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.search.arrays import Bools, Floats, Ints, Ints2
-from planner.search.compiled import allocating, allocating_entry
+from planner.search.compiled import allocating, allocating_entry, force_inlined, kernel
 
 NOTHING = -1
 """Marks a missing operation, pair or line."""
@@ -143,15 +142,164 @@ class RunTimes(NamedTuple):
     finished_steps: Ints
 
 
-@allocating
+(PUSHED, NUM_DIRTY, NUM_CHANGED, NUM_SENDING, STAMP) = range(5)
+"""Entries of ``counters``: order of events at the same time; lengths of `DeviceState.dirty`,
+`RoundState.changed_lines` and `RoundState.running`; and the last value in `RateState.seen_pair`."""
+
+
+class DeviceState(NamedTuple):
+    """State of the devices.
+
+    Attributes
+    ----------
+    position, round_of, current
+        ``int[N]``: operations started, groups left and the running operation, in this step.
+    busy, is_dirty, dirty
+        Whether a device is occupied; devices that may have something to start, and their list.
+    delayed_state, awaits_averaging
+        State of delayed averaging, and devices that have updated and wait for its end.
+    inputs_ready
+        ``bool[T * O]``: by step and operation.
+    waiting_since_s
+        ``float[N]``: since when a device waits for the norm; negative if it does not.
+    parts_sent, norm_sum_s
+        By step: number of parts of the norm sent, and when the last of them arrives.
+    norm_group, norm_parts
+        The group that exchanges the norm, or `NOTHING`, and the number of its parts.
+    """
+
+    position: Ints
+    round_of: Ints
+    current: Ints
+    busy: Bools
+    is_dirty: Bools
+    dirty: Ints
+    delayed_state: Ints
+    awaits_averaging: Bools
+    inputs_ready: Bools
+    waiting_since_s: Floats
+    parts_sent: Ints
+    norm_sum_s: Floats
+    norm_group: int
+    norm_parts: int
+
+
+class MessageState(NamedTuple):
+    """Queues of messages; a message is ``step * O + operation``.
+
+    Attributes
+    ----------
+    head, tail, next_message
+        ``int[P]``, ``int[P]``, ``int[T * O]``: the queue of every pair.
+    queued_s
+        ``float[T * O]``.
+    remaining_bytes, queued_bytes
+        ``float[P]``: of the first message at ``updated_s``, and of those after it.
+    rate, updated_s, send_end_s, scheduled_s
+        ``float[P]``: current rate and since when; when the first message will be sent at this rate,
+        and when the next event checks it.
+    """
+
+    head: Ints
+    tail: Ints
+    next_message: Ints
+    queued_s: Floats
+    remaining_bytes: Floats
+    queued_bytes: Floats
+    rate: Floats
+    updated_s: Floats
+    send_end_s: Floats
+    scheduled_s: Floats
+
+
+class RateState(NamedTuple):
+    """Active pairs of the lines, and work arrays of max-min fair rates.
+
+    The active pairs of line r are ``active[active_ptr[r] : active_ptr[r] + num_active[r]]``.
+    """
+
+    active_ptr: Ints
+    num_active: Ints
+    active: Ints
+    demand: Floats
+    residual: Floats
+    unsaturated: Bools
+    seen_line: Ints
+    bottlenecks: Ints
+    affected: Ints
+    seen_pair: Ints
+    fair: Floats
+    fixed: Bools
+
+
+class Heap(NamedTuple):
+    """Binary heap, least key first, then least order, kind and subject.
+
+    Attributes
+    ----------
+    size
+        ``int[1]``: number of entries in use.
+    key, order, kind, subject
+        The entries.
+    """
+
+    size: Ints
+    key: Floats
+    order: Ints
+    kind: Ints
+    subject: Ints
+
+
+class RoundState(NamedTuple):
+    """State of the averaging groups.
+
+    Attributes
+    ----------
+    is_changed, changed_lines
+        Lines changed since the speeds of the groups were computed.
+    line_rounds_ptr, line_rounds
+        (group, entry of ``load_line``) by line (compressed rows).
+    member_ptr, member
+        Members of every group (compressed rows).
+    ready, is_sending, is_stale, running
+        Members that are ready; groups that send, whose speed may change, and the list of the first.
+    begin_s, alone_s, progress_s
+        Start, seconds without later traffic, and how many of these have passed.
+    speed, speed_since_s, sent_s
+        Current speed and since when; when everything will be sent at this speed.
+    total_bytes, max_speed
+        By entry of ``load_line``: bytes with those queued before, and the speed that it allows.
+    """
+
+    is_changed: Bools
+    changed_lines: Ints
+    line_rounds_ptr: Ints
+    line_rounds: Ints2
+    member_ptr: Ints
+    member: Ints
+    ready: Ints
+    is_sending: Bools
+    is_stale: Bools
+    running: Ints
+    begin_s: Floats
+    alone_s: Floats
+    progress_s: Floats
+    speed: Floats
+    speed_since_s: Floats
+    sent_s: Floats
+    total_bytes: Floats
+    max_speed: Floats
+
+
+@kernel
 def _round32(x: float) -> float:
     """Round to 32 significant bits, so that the order of sums does not matter."""
     wide = x * SPLIT32
     return wide - (wide - x)
 
 
-@allocating
-def _saturation_level(active_pairs: Any, max_rate: Any, fixed: Any, residual: float) -> float:
+@kernel
+def _saturation_level(active_pairs: Ints, max_rate: Floats, fixed: Bools, residual: float) -> float:
     """The level at which a line's pairs without fixed rates fill its residual capacity."""
     level, previous = 0.0, -1
     while True:
@@ -172,61 +320,222 @@ def _saturation_level(active_pairs: Any, max_rate: Any, fixed: Any, residual: fl
 
 
 @allocating
+def _heap(capacity: int) -> Heap:
+    return Heap(
+        np.zeros(1, np.int64),
+        np.zeros(capacity),
+        np.zeros(capacity, np.int64),
+        np.zeros(capacity, np.int64),
+        np.zeros(capacity, np.int64),
+    )
+
+
+@allocating
+def _enlarged(heap: Heap) -> Heap:
+    """A copy with twice the capacity."""
+    copy = _heap(2 * len(heap.key))
+    size = copy.size[0] = heap.size[0]
+    for k in range(size):
+        copy.key[k], copy.order[k] = heap.key[k], heap.order[k]
+        copy.kind[k], copy.subject[k] = heap.kind[k], heap.subject[k]
+    return copy
+
+
+@force_inlined
+def _precedes(heap: Heap, i: int, j: int) -> bool:
+    """Whether entry i comes before entry j."""
+    if heap.key[i] != heap.key[j]:
+        return bool(heap.key[i] < heap.key[j])
+    if heap.order[i] != heap.order[j]:
+        return bool(heap.order[i] < heap.order[j])
+    if heap.kind[i] != heap.kind[j]:
+        return bool(heap.kind[i] < heap.kind[j])
+    return bool(heap.subject[i] < heap.subject[j])
+
+
+@force_inlined
+def _swap(heap: Heap, i: int, j: int) -> None:
+    heap.key[i], heap.key[j] = heap.key[j], heap.key[i]
+    heap.order[i], heap.order[j] = heap.order[j], heap.order[i]
+    heap.kind[i], heap.kind[j] = heap.kind[j], heap.kind[i]
+    heap.subject[i], heap.subject[j] = heap.subject[j], heap.subject[i]
+
+
+@kernel
+def _push(heap: Heap, key: float, order: int, kind: int, subject: int) -> None:
+    """Add an entry; the heap must have room for it."""
+    k = heap.size[0]
+    heap.size[0] += 1
+    heap.key[k], heap.order[k], heap.kind[k], heap.subject[k] = key, order, kind, subject
+    while k > 0 and _precedes(heap, k, (k - 1) // 2):
+        _swap(heap, k, (k - 1) // 2)
+        k = (k - 1) // 2
+
+
+@kernel
+def _pop(heap: Heap) -> None:
+    """Remove the first entry."""
+    heap.size[0] -= 1
+    size, k = heap.size[0], 0
+    _swap(heap, 0, size)
+    while 2 * k + 1 < size:
+        child = 2 * k + 1
+        if child + 1 < size and _precedes(heap, child + 1, child):
+            child += 1
+        if not _precedes(heap, child, k):
+            break
+        _swap(heap, k, child)
+        k = child
+
+
+@allocating
+def _row_ends(rows: Ints, count: int) -> Ints:
+    """Ends of compressed rows: ``rows`` has the row of every entry."""
+    ends = np.zeros(count + 1, np.int64)
+    for k in range(len(rows)):
+        ends[rows[k] + 1] += 1
+    return np.cumsum(ends)
+
+
+@allocating
+def _device_state(operations: CheckerOperations, rounds: CheckerRounds, steps: int) -> DeviceState:
+    n, total = len(operations.update_s), len(operations.device)
+    inputs_ready = np.zeros(total * steps, np.bool_)
+    for m in range(len(inputs_ready)):
+        inputs_ready[m] = operations.is_first[m % total]
+    norm_group, norm_parts = NOTHING, 0
+    for d in range(n):
+        if rounds.norm_send_s[d] >= 0:
+            norm_group, norm_parts = len(rounds.size) - 1, norm_parts + 1
+    return DeviceState(
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.full(n, NOTHING, np.int64),
+        np.zeros(n, np.bool_),
+        np.ones(n, np.bool_),
+        np.arange(n),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.bool_),
+        inputs_ready,
+        np.full(n, -1.0),
+        np.zeros(steps, np.int64),
+        np.zeros(steps),
+        norm_group,
+        norm_parts,
+    )
+
+
+@allocating
+def _message_state(pairs: int, messages: int) -> MessageState:
+    return MessageState(
+        np.full(pairs, NOTHING, np.int64),
+        np.full(pairs, NOTHING, np.int64),
+        np.full(messages, NOTHING, np.int64),
+        np.zeros(messages),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.full(pairs, math.inf),
+    )
+
+
+@allocating
+def _rate_state(links: CheckerLinks) -> RateState:
+    pairs, lines = len(links.max_rate), len(links.capacity)
+    used = links.lines.copy().reshape(-1)
+    active_ptr = _row_ends(used[used != NOTHING], lines)
+    return RateState(
+        active_ptr,
+        np.zeros(lines, np.int64),
+        np.zeros(active_ptr[-1], np.int64),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.zeros(lines, np.bool_),
+        np.zeros(lines, np.int64),
+        np.zeros(lines, np.int64),
+        np.zeros(pairs + 1, np.int64),
+        np.zeros(pairs, np.int64),
+        np.zeros(pairs),
+        np.zeros(pairs, np.bool_),
+    )
+
+
+@allocating
+def _round_state(rounds: CheckerRounds, lines: int) -> RoundState:
+    groups, loads = len(rounds.size), len(rounds.load_line)
+    line_rounds_ptr = _row_ends(rounds.load_line, lines)
+    line_rounds, filled = np.zeros((loads, 2), np.int64), line_rounds_ptr.copy()
+    for g in range(groups):
+        for k in range(rounds.load_ptr[g], rounds.load_ptr[g + 1]):
+            line_rounds[filled[rounds.load_line[k]]] = (g, k)
+            filled[rounds.load_line[k]] += 1
+    member_ptr = _row_ends(rounds.device_groups, groups)
+    member, filled = np.zeros(len(rounds.device_groups), np.int64), member_ptr.copy()
+    for d in range(len(rounds.device_ptr) - 1):
+        for k in range(rounds.device_ptr[d], rounds.device_ptr[d + 1]):
+            member[filled[rounds.device_groups[k]]] = d
+            filled[rounds.device_groups[k]] += 1
+    return RoundState(
+        np.zeros(lines, np.bool_),
+        np.zeros(lines, np.int64),
+        line_rounds_ptr,
+        line_rounds,
+        member_ptr,
+        member,
+        np.zeros(groups, np.int64),
+        np.zeros(groups, np.bool_),
+        np.zeros(groups, np.bool_),
+        np.zeros(groups, np.int64),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(loads),
+        np.zeros(loads),
+    )
+
+
+@force_inlined
 def _connected_pairs(
-    num_affected: int,
-    affected: Any,
-    bottlenecks: Any,
-    lines: Any,
-    active_ptr: Any,
-    num_active: Any,
-    active: Any,
-    demand: Any,
-    capacity: Any,
-    seen_pair: Any,
-    seen_line: Any,
-    stamp: int,
+    links: CheckerLinks, rates: RateState, num_affected: int, stamp: int
 ) -> tuple[int, int]:
     """Add all pairs connected with the first ``num_affected`` through bottlenecks."""
     num_bottlenecks, k = 0, 0
     while k < num_affected:
-        p = affected[k]
+        p = rates.affected[k]
         k += 1
-        for j in range(lines.shape[1]):
-            line = lines[p, j]
-            if line == NOTHING or seen_line[line] == stamp:
+        for j in range(links.lines.shape[1]):
+            line = links.lines[p, j]
+            if line == NOTHING or rates.seen_line[line] == stamp:
                 continue
-            seen_line[line] = stamp
-            if demand[line] <= capacity[line] * (1 + TOLERANCE):
+            rates.seen_line[line] = stamp
+            if rates.demand[line] <= links.capacity[line] * (1 + TOLERANCE):
                 continue
-            bottlenecks[num_bottlenecks] = line
+            rates.bottlenecks[num_bottlenecks] = line
             num_bottlenecks += 1
-            for q in active[active_ptr[line] : active_ptr[line] + num_active[line]]:
-                if seen_pair[q] != stamp:
-                    seen_pair[q] = stamp
-                    affected[num_affected] = q
+            first = rates.active_ptr[line]
+            for a in range(first, first + rates.num_active[line]):
+                q = rates.active[a]
+                if rates.seen_pair[q] != stamp:
+                    rates.seen_pair[q] = stamp
+                    rates.affected[num_affected] = q
                     num_affected += 1
     return num_affected, num_bottlenecks
 
 
-@allocating
+@kernel
 def _max_min_rates(
-    num_affected: int,
-    num_bottlenecks: int,
-    affected: Any,
-    bottlenecks: Any,
-    lines: Any,
-    active_ptr: Any,
-    num_active: Any,
-    active: Any,
-    max_rate: Any,
-    capacity: Any,
-    fixed: Any,
-    residual: Any,
-    unsaturated: Any,
-    fair: Any,
-    level_heap: Any,
+    links: CheckerLinks, rates: RateState, num_affected: int, num_bottlenecks: int, levels: Heap
 ) -> None:
     """Max-min fair rates of the affected pairs, which share no bottleneck with others."""
+    affected, bottlenecks, fixed, fair = rates.affected, rates.bottlenecks, rates.fixed, rates.fair
+    residual, unsaturated = rates.residual, rates.unsaturated
+    max_rate, lines, capacity = links.max_rate, links.lines, links.capacity
+    active, active_ptr, num_active = rates.active, rates.active_ptr, rates.num_active
     for k in range(num_affected):
         fixed[affected[k]] = False
     for k in range(num_bottlenecks):
@@ -234,19 +543,19 @@ def _max_min_rates(
         residual[line] = capacity[line]
         unsaturated[line] = True
         active_pairs = active[active_ptr[line] : active_ptr[line] + num_active[line]]
-        heapq.heappush(
-            level_heap, (_saturation_level(active_pairs, max_rate, fixed, capacity[line]), line)
-        )
+        level = _saturation_level(active_pairs, max_rate, fixed, capacity[line])
+        _push(levels, level, line, 0, line)
     floor = 0.0
-    while len(level_heap) > 0:
-        stored_level, line = heapq.heappop(level_heap)
+    while levels.size[0] > 0:
+        stored_level, line = levels.key[0], levels.subject[0]
+        _pop(levels)
         if not unsaturated[line]:
             continue
         # pairs fixed since then took at most the old level: the level can only have risen
         active_pairs = active[active_ptr[line] : active_ptr[line] + num_active[line]]
         level = _saturation_level(active_pairs, max_rate, fixed, residual[line])
-        if level > stored_level and len(level_heap) > 0 and level > level_heap[0][0]:
-            heapq.heappush(level_heap, (level, line))
+        if level > stored_level and levels.size[0] > 0 and level > levels.key[0]:
+            _push(levels, level, line, 0, line)
             continue
         unsaturated[line] = False
         floor = level = max(level, floor)
@@ -266,30 +575,573 @@ def _max_min_rates(
             fair[p] = _round32(max_rate[p])
 
 
-@allocating
-def _queued_bytes(
-    active_pairs: Any,
-    remaining_bytes: Any,
-    queued_bytes: Any,
-    rate: Any,
-    updated_s: Any,
-    now: float,
-) -> float:
+@force_inlined
+def _queued_bytes(messages: MessageState, rates: RateState, line: int, now: float) -> float:
     """Unsent bytes of a line's pairs."""
-    total = 0.0
-    for p in active_pairs:
-        total += max(remaining_bytes[p] - rate[p] * (now - updated_s[p]), 0.0) + queued_bytes[p]
+    total, first = 0.0, rates.active_ptr[line]
+    for a in range(first, first + rates.num_active[line]):
+        p = rates.active[a]
+        sent = messages.rate[p] * (now - messages.updated_s[p])
+        total += max(messages.remaining_bytes[p] - sent, 0.0) + messages.queued_bytes[p]
     return total
 
 
-@allocating
-def _mark_changed(is_changed: Any, changed_lines: Any, count: int, line: int) -> int:
+@force_inlined
+def _mark_changed(state: RoundState, counters: Ints, line: int) -> None:
     """Add a line to the list of changed lines unless it is in it; `NOTHING` is ignored."""
-    if line != NOTHING and not is_changed[line]:
-        is_changed[line] = True
-        changed_lines[count] = line
-        return count + 1
-    return count
+    if line != NOTHING and not state.is_changed[line]:
+        state.is_changed[line] = True
+        state.changed_lines[counters[NUM_CHANGED]] = line
+        counters[NUM_CHANGED] += 1
+
+
+@force_inlined
+def _mark_pair_changed(links: CheckerLinks, state: RoundState, counters: Ints, pair: int) -> None:
+    """Mark all lines of a pair as changed."""
+    for j in range(links.lines.shape[1]):
+        _mark_changed(state, counters, links.lines[pair, j])
+
+
+@force_inlined
+def _mark_dirty(devices: DeviceState, counters: Ints, device: int) -> None:
+    """Add a device to the list of those that may have something to start."""
+    if not devices.is_dirty[device]:
+        devices.is_dirty[device] = True
+        devices.dirty[counters[NUM_DIRTY]] = device
+        counters[NUM_DIRTY] += 1
+
+
+@force_inlined
+def _end_step(devices: DeviceState, times: RunTimes, device: int, now: float) -> None:
+    """The device is done with its step."""
+    t = times.finished_steps[device]
+    times.step_end[t] = max(times.step_end[t], now)
+    times.finished_steps[device] = t + 1
+    devices.position[device] = devices.round_of[device] = 0
+
+
+@force_inlined
+def _start_ready_devices(
+    operations: CheckerOperations,
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    steps: Ints,
+    averages: Bools,
+    times: RunTimes,
+    delayed: bool,
+    devices: DeviceState,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    now: float,
+) -> None:
+    """Start what the devices in the list can start: operations, rounds, updates, next steps."""
+    n, total, finished = len(operations.update_s), len(operations.device), times.finished_steps
+    delayed_state, busy = devices.delayed_state, devices.busy
+    for k in range(counters[NUM_DIRTY]):
+        d = devices.dirty[k]
+        devices.is_dirty[d] = False
+        while delayed_state[d] == READY or (not busy[d] and finished[d] < len(steps)):
+            t, averages_now = finished[d], False
+            counters[PUSHED] += 1
+            has_group = rounds.device_ptr[d] + devices.round_of[d] < rounds.device_ptr[d + 1]
+            if delayed_state[d] == READY:
+                averages_now = has_group
+                delayed_state[d] = IN_ROUND if averages_now else NOT_AVERAGING
+            elif devices.awaits_averaging[d]:
+                if delayed_state[d] != NOT_AVERAGING:
+                    break
+                devices.awaits_averaging[d] = False
+                _end_step(devices, times, d, now)
+                delayed_state[d] = READY if averages[t] else NOT_AVERAGING
+            else:
+                place = operations.order_ptr[steps[t] * n + d] + devices.position[d]
+                if place < operations.order_ptr[steps[t] * n + d + 1]:
+                    o = operations.order[place]
+                    if not devices.inputs_ready[t * total + o]:
+                        break
+                    devices.position[d] += 1
+                    busy[d] = True
+                    devices.current[d] = o
+                    end_s = now + operations.seconds[o]
+                    _push(events, end_s, counters[PUSHED], OPERATION_END, d)
+                elif averages[t] and not delayed and has_group:
+                    averages_now = busy[d] = True
+                elif operations.update_s[d] > 0:
+                    busy[d] = True
+                    end_s = now + operations.update_s[d]
+                    _push(events, end_s, counters[PUSHED], UPDATE_END, d)
+                elif delayed:
+                    devices.awaits_averaging[d] = True
+                else:
+                    _end_step(devices, times, d, now)
+            if averages_now:
+                g = rounds.device_groups[rounds.device_ptr[d] + devices.round_of[d]]
+                if g == devices.norm_group:
+                    _send_norm_part(rounds, times, devices, counters, events, d, now)
+                    continue
+                state.ready[g] += 1
+                if state.ready[g] == rounds.size[g]:
+                    _begin_round(links, rounds, times, messages, rates, state, counters, g, now)
+                    _push(events, state.sent_s[g], counters[PUSHED], ROUND_SENT, g)
+    counters[NUM_DIRTY] = 0
+
+
+@kernel
+def _send_norm_part(
+    rounds: CheckerRounds,
+    times: RunTimes,
+    devices: DeviceState,
+    counters: Ints,
+    events: Heap,
+    d: int,
+    now: float,
+) -> None:
+    """A device sends its part of the gradient norm, if it has one, and waits for the sum."""
+    t, sends = times.finished_steps[d], rounds.norm_send_s[d] >= 0
+    devices.waiting_since_s[d] = now
+    if sends:
+        devices.parts_sent[t] += 1
+        devices.norm_sum_s[t] = max(devices.norm_sum_s[t], now + rounds.norm_send_s[d])
+    if devices.parts_sent[t] < devices.norm_parts:
+        return
+    for e in range(len(devices.waiting_since_s)):
+        waiting = devices.waiting_since_s[e] >= 0 and times.finished_steps[e] == t
+        # send once to all that wait when the sum is complete, then to each later device
+        if waiting and (e == d or sends):
+            known_s = max(now, devices.norm_sum_s[t] + rounds.norm_receive_s[e])
+            counters[PUSHED] += 1
+            _push(events, known_s, counters[PUSHED], NORM_RECEIVED, e)
+
+
+@force_inlined
+def _begin_round(
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    times: RunTimes,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    g: int,
+    now: float,
+) -> None:
+    """Start a group whose members are all ready, after the messages that are queued already."""
+    state.ready[g] = 0
+    state.begin_s[g] = now
+    times.round_begin[g] = now
+    alone_s = rounds.alone_s[g]
+    for k in range(rounds.load_ptr[g], rounds.load_ptr[g + 1]):
+        line = rounds.load_line[k]
+        queue = _queued_bytes(messages, rates, line, now)
+        state.total_bytes[k] = _round32(rounds.load_bytes[k] + queue)
+        alone_s = max(alone_s, state.total_bytes[k] / links.capacity[line])
+        state.max_speed[k] = math.inf
+        _mark_changed(state, counters, line)
+    state.alone_s[g], state.progress_s[g] = _round32(alone_s), 0.0
+    state.speed[g], state.speed_since_s[g], state.sent_s[g] = 1.0, now, now + state.alone_s[g]
+    state.is_sending[g] = True
+    state.running[counters[NUM_SENDING]] = g
+    counters[NUM_SENDING] += 1
+
+
+@force_inlined
+def _limit_speeds(
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    line: int,
+) -> None:
+    """Speeds of groups that a changed line allows.
+
+    Messages queued after a group's start keep their rates; groups share the residual.
+    """
+    first, last = state.line_rounds_ptr[line], state.line_rounds_ptr[line + 1]
+    for k in range(first, last):
+        g, entry = state.line_rounds[k, 0], state.line_rounds[k, 1]
+        if not state.is_sending[g]:
+            continue
+        message_rate, other_rates, shared_line = 0.0, 0.0, False
+        for j in range(first, last):
+            other, other_entry = state.line_rounds[j, 0], state.line_rounds[j, 1]
+            if state.is_sending[other] and other != g:
+                shared_line = True
+                if state.alone_s[other] > 0:
+                    other_rates += _round32(rounds.load_bytes[other_entry] / state.alone_s[other])
+        for a in range(rates.active_ptr[line], rates.active_ptr[line] + rates.num_active[line]):
+            p = rates.active[a]
+            if messages.queued_s[messages.head[p]] > state.begin_s[g]:
+                message_rate += messages.rate[p]
+        state.max_speed[entry] = math.inf
+        if message_rate > 0 or shared_line:
+            residual_rate = max(links.capacity[line] - message_rate, 0.0)
+            shared_bytes = state.total_bytes[entry] + other_rates * state.alone_s[g]
+            state.max_speed[entry] = residual_rate * state.alone_s[g] / shared_bytes
+        state.is_stale[g] = True
+
+
+@force_inlined
+def _update_round_speeds(
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    now: float,
+) -> None:
+    """Speeds of the groups over lines that have changed, and when they will have sent all."""
+    for c in range(counters[NUM_CHANGED]):
+        line = state.changed_lines[c]
+        state.is_changed[line] = False
+        _limit_speeds(links, rounds, messages, rates, state, line)
+    counters[NUM_CHANGED] = 0
+    for k in range(counters[NUM_SENDING]):
+        g = state.running[k]
+        if not state.is_stale[g]:
+            continue
+        state.is_stale[g] = False
+        new_speed = 1.0
+        for entry in range(rounds.load_ptr[g], rounds.load_ptr[g + 1]):
+            new_speed = min(new_speed, state.max_speed[entry])
+        if new_speed == state.speed[g]:
+            continue
+        state.progress_s[g] += state.speed[g] * (now - state.speed_since_s[g])
+        state.speed[g], state.speed_since_s[g], state.sent_s[g] = new_speed, now, math.inf
+        if new_speed > 0:
+            remaining_s = max(state.alone_s[g] - state.progress_s[g], 0.0)
+            state.sent_s[g] = now + remaining_s / new_speed
+            counters[PUSHED] += 1
+            _push(events, state.sent_s[g], counters[PUSHED], ROUND_SENT, g)
+
+
+@force_inlined
+def _end_operation(
+    operations: CheckerOperations,
+    times: RunTimes,
+    devices: DeviceState,
+    counters: Ints,
+    events: Heap,
+    d: int,
+    now: float,
+) -> int:
+    """Returns the message that joins its queue at once, or `NOTHING`."""
+    o = devices.current[d]
+    devices.busy[d] = False
+    _mark_dirty(devices, counters, d)
+    times.pipeline_end_s[0] = max(times.pipeline_end_s[0], now)
+    message = times.finished_steps[d] * len(operations.device) + o
+    if operations.successor[o] == NOTHING:
+        return NOTHING
+    if operations.pair[o] == NOTHING:
+        devices.inputs_ready[message - o + operations.successor[o]] = True
+        return NOTHING
+    if operations.message_s > 0:
+        queued_s = now + operations.message_s
+        _push(events, queued_s, counters[PUSHED], MESSAGE_QUEUED, message)
+        return NOTHING
+    return int(message)
+
+
+@force_inlined
+def _queue_message(
+    operations: CheckerOperations,
+    links: CheckerLinks,
+    messages: MessageState,
+    rates: RateState,
+    counters: Ints,
+    message: int,
+    now: float,
+) -> int:
+    """Append a message to its pair's queue; returns the number of pairs whose rates may change."""
+    o = message % len(operations.device)
+    p = operations.pair[o]
+    messages.queued_s[message] = now
+    messages.next_message[message] = NOTHING
+    if messages.head[p] != NOTHING:
+        messages.next_message[messages.tail[p]] = message
+        messages.tail[p] = message
+        messages.queued_bytes[p] += operations.message_bytes[o]
+        return 0
+    messages.head[p] = messages.tail[p] = message
+    messages.remaining_bytes[p] = operations.message_bytes[o]
+    messages.rate[p], messages.updated_s[p] = 0.0, now
+    for k in range(links.lines.shape[1]):
+        line = links.lines[p, k]
+        if line != NOTHING:
+            rates.active[rates.active_ptr[line] + rates.num_active[line]] = p
+            rates.num_active[line] += 1
+            rates.demand[line] += links.max_rate[p]
+    counters[STAMP] += 1
+    rates.seen_pair[p] = counters[STAMP]
+    rates.affected[0] = p
+    return 1
+
+
+@force_inlined
+def _end_sending(
+    operations: CheckerOperations,
+    links: CheckerLinks,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    p: int,
+    now: float,
+) -> int:
+    """Send a pair's next message; returns the number of pairs whose rates may change."""
+    if messages.scheduled_s[p] != now:
+        return 0
+    messages.scheduled_s[p] = math.inf
+    if messages.send_end_s[p] > now:
+        messages.scheduled_s[p] = messages.send_end_s[p]
+        _push(events, messages.send_end_s[p], counters[PUSHED], MESSAGE_SENT, p)
+        return 0
+    message = messages.head[p]
+    arrival_s = now + links.latency_s[p]
+    _push(events, arrival_s, counters[PUSHED], MESSAGE_ARRIVED, message)
+    messages.head[p] = messages.next_message[message]
+    _mark_pair_changed(links, state, counters, p)
+    if messages.head[p] == NOTHING:
+        return _leave_lines(links, messages, rates, counters, p)
+    size = operations.message_bytes[messages.head[p] % len(operations.device)]
+    messages.remaining_bytes[p], messages.updated_s[p] = size, now
+    messages.queued_bytes[p] = max(messages.queued_bytes[p] - size, 0.0)
+    messages.send_end_s[p] = now + size / messages.rate[p]
+    messages.scheduled_s[p] = messages.send_end_s[p]
+    counters[PUSHED] += 1
+    _push(events, messages.send_end_s[p], counters[PUSHED], MESSAGE_SENT, p)
+    return 0
+
+
+@force_inlined
+def _leave_lines(
+    links: CheckerLinks, messages: MessageState, rates: RateState, counters: Ints, p: int
+) -> int:
+    """A pair has nothing to send; returns the number of pairs that may get more."""
+    counters[STAMP] += 1
+    stamp, num_affected = counters[STAMP], 0
+    messages.remaining_bytes[p] = messages.rate[p] = messages.queued_bytes[p] = 0.0
+    rates.seen_pair[p] = stamp
+    for k in range(links.lines.shape[1]):
+        line = links.lines[p, k]
+        if line == NOTHING:
+            continue
+        was_scarce = rates.demand[line] > links.capacity[line] * (1 + TOLERANCE)
+        rates.num_active[line] -= 1
+        rates.demand[line] -= links.max_rate[p]
+        if rates.num_active[line] == 0:
+            rates.demand[line] = 0.0
+        first, last = rates.active_ptr[line], rates.active_ptr[line] + rates.num_active[line]
+        for a in range(first, last):
+            if rates.active[a] == p:
+                rates.active[a] = rates.active[last]
+            q = rates.active[a]
+            if was_scarce and rates.seen_pair[q] != stamp:
+                rates.seen_pair[q] = stamp
+                rates.affected[num_affected] = q
+                num_affected += 1
+    return num_affected
+
+
+@force_inlined
+def _end_round_sending(
+    rounds: CheckerRounds,
+    times: RunTimes,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    g: int,
+    now: float,
+) -> None:
+    """A group has sent everything, unless the event is outdated; the last messages still travel."""
+    if not state.is_sending[g] or state.sent_s[g] != now:
+        return
+    state.is_sending[g] = False
+    for k in range(rounds.load_ptr[g], rounds.load_ptr[g + 1]):
+        _mark_changed(state, counters, rounds.load_line[k])
+    counters[NUM_SENDING] -= 1
+    last = counters[NUM_SENDING]
+    for k in range(last):
+        if state.running[k] == g:
+            state.running[k] = state.running[last]
+    times.round_end[g] = now + rounds.round_trip_s[g]
+    _push(events, times.round_end[g], counters[PUSHED], ROUND_END, g)
+
+
+@force_inlined
+def _end_round(
+    devices: DeviceState, state: RoundState, counters: Ints, delayed: bool, g: int
+) -> None:
+    """All members of a group have its result."""
+    for k in range(state.member_ptr[g], state.member_ptr[g + 1]):
+        d = state.member[k]
+        if delayed:
+            devices.delayed_state[d] = READY
+        else:
+            devices.busy[d] = False
+        devices.round_of[d] += 1
+        _mark_dirty(devices, counters, d)
+
+
+@force_inlined
+def _update_rates(
+    links: CheckerLinks,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    levels: Heap,
+    num_affected: int,
+    now: float,
+) -> None:
+    """New rates for the affected pairs and those connected with them."""
+    num_affected, num_bottlenecks = _connected_pairs(links, rates, num_affected, counters[STAMP])
+    _max_min_rates(links, rates, num_affected, num_bottlenecks, levels)
+    for k in range(num_affected):
+        p = rates.affected[k]
+        if rates.fair[p] == messages.rate[p]:
+            continue
+        sent = messages.rate[p] * (now - messages.updated_s[p])
+        messages.remaining_bytes[p] = max(messages.remaining_bytes[p] - sent, 0.0)
+        messages.updated_s[p], messages.rate[p] = now, rates.fair[p]
+        messages.send_end_s[p] = now + messages.remaining_bytes[p] / messages.rate[p]
+        if messages.send_end_s[p] < messages.scheduled_s[p]:
+            # an early event is scheduled again when popped; a late one would be missed
+            messages.scheduled_s[p] = messages.send_end_s[p]
+            counters[PUSHED] += 1
+            _push(events, messages.send_end_s[p], counters[PUSHED], MESSAGE_SENT, p)
+        _mark_pair_changed(links, state, counters, p)
+
+
+@force_inlined
+def _handle_event(
+    operations: CheckerOperations,
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    times: RunTimes,
+    delayed: bool,
+    devices: DeviceState,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    kind: int,
+    subject: int,
+    now: float,
+) -> int:
+    """Returns the number of pairs in `RateState.affected`, whose rates may change."""
+    joining = NOTHING
+    if kind == OPERATION_END:
+        joining = _end_operation(operations, times, devices, counters, events, subject, now)
+    elif kind == MESSAGE_QUEUED:
+        joining = subject
+    elif kind == MESSAGE_SENT:
+        return _end_sending(
+            operations, links, messages, rates, state, counters, events, subject, now
+        )
+    elif kind == MESSAGE_ARRIVED:
+        o = subject % len(operations.device)
+        successor = operations.successor[o]
+        devices.inputs_ready[subject - o + successor] = True
+        _mark_dirty(devices, counters, operations.device[successor])
+    elif kind == ROUND_SENT:
+        _end_round_sending(rounds, times, state, counters, events, subject, now)
+    elif kind == ROUND_END:
+        _end_round(devices, state, counters, delayed, subject)
+    elif kind == NORM_RECEIVED:
+        devices.busy[subject], devices.waiting_since_s[subject] = False, -1.0
+        devices.round_of[subject] += 1
+        _mark_dirty(devices, counters, subject)
+    else:
+        devices.busy[subject] = False
+        _mark_dirty(devices, counters, subject)
+        if delayed:
+            devices.awaits_averaging[subject] = True
+        else:
+            _end_step(devices, times, subject, now)
+    if joining == NOTHING:
+        return 0
+    return _queue_message(operations, links, messages, rates, counters, joining, now)
+
+
+@kernel
+def _simulate(
+    operations: CheckerOperations,
+    links: CheckerLinks,
+    rounds: CheckerRounds,
+    steps: Ints,
+    averages: Bools,
+    times: RunTimes,
+    delayed: bool,
+    devices: DeviceState,
+    messages: MessageState,
+    rates: RateState,
+    state: RoundState,
+    counters: Ints,
+    events: Heap,
+    levels: Heap,
+    clock_s: Floats,
+    max_new_events: int,
+) -> bool:
+    """Handle events until there are none; False, to be called again, if the heap must be larger."""
+    while events.size[0] + max_new_events <= len(events.key):
+        if events.size[0] == 0 or events.key[0] > clock_s[0]:
+            # all events of this moment are handled
+            _start_ready_devices(
+                operations,
+                links,
+                rounds,
+                steps,
+                averages,
+                times,
+                delayed,
+                devices,
+                messages,
+                rates,
+                state,
+                counters,
+                events,
+                clock_s[0],
+            )
+            _update_round_speeds(
+                links, rounds, messages, rates, state, counters, events, clock_s[0]
+            )
+            if events.size[0] == 0:
+                return True
+            clock_s[0] = events.key[0]
+        now, kind, subject = clock_s[0], events.kind[0], events.subject[0]
+        _pop(events)
+        counters[PUSHED] += 1
+        num_affected = _handle_event(
+            operations,
+            links,
+            rounds,
+            times,
+            delayed,
+            devices,
+            messages,
+            rates,
+            state,
+            counters,
+            events,
+            kind,
+            subject,
+            now,
+        )
+        if num_affected > 0:
+            _update_rates(
+                links, messages, rates, state, counters, events, levels, num_affected, now
+            )
+    return False
 
 
 @allocating_entry
@@ -311,410 +1163,32 @@ def run(
     averages
         ``bool[T]``: whether each step ends with averaging.
     """
-    # unpacked once: every field access of a tuple would count a reference
-    device, seconds, successor, pair = (
-        operations.device,
-        operations.seconds,
-        operations.successor,
-        operations.pair,
-    )
-    message_bytes, order, order_ptr, update_s = (
-        operations.message_bytes,
-        operations.order,
-        operations.order_ptr,
-        operations.update_s,
-    )
-    latency_s, max_rate, lines, capacity = (
-        links.latency_s,
-        links.max_rate,
-        links.lines,
-        links.capacity,
-    )
-    device_groups, device_ptr, members = rounds.device_groups, rounds.device_ptr, rounds.size
-    load_ptr, load_line, load_bytes = rounds.load_ptr, rounds.load_line, rounds.load_bytes
-    step_end, finished = times.step_end, times.finished_steps
-    n, total, pairs, groups = len(update_s), len(device), len(max_rate), len(members)
-
-    inputs_ready = np.zeros(total * len(steps), np.bool_)
-    for m in range(len(inputs_ready)):
-        inputs_ready[m] = operations.is_first[m % total]
-    position, round_of = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    current = np.full(n, NOTHING, np.int64)
-    # state of delayed averaging, and devices that have updated and wait for its end
-    delayed_state, awaits_averaging = np.zeros(n, np.int64), np.zeros(n, np.bool_)
-    busy, is_dirty = np.zeros(n, np.bool_), np.ones(n, np.bool_)
-    dirty, num_dirty = np.arange(n), n
-
-    head, tail = np.full(pairs, NOTHING, np.int64), np.full(pairs, NOTHING, np.int64)
-    next_message = np.full(len(inputs_ready), NOTHING, np.int64)
-    queued_s = np.zeros(len(inputs_ready))
-    remaining_bytes, queued_bytes, rate = np.zeros(pairs), np.zeros(pairs), np.zeros(pairs)
-    updated_s, send_end_s, scheduled_s = np.zeros(pairs), np.zeros(pairs), np.full(pairs, math.inf)
-    fair, fixed, seen_pair = np.zeros(pairs), np.zeros(pairs, np.bool_), np.zeros(pairs, np.int64)
-
-    # active pairs of line r: active[active_ptr[r] : active_ptr[r] + num_active[r]]
-    active_ptr, num_active = (
-        np.zeros(len(capacity) + 1, np.int64),
-        np.zeros(len(capacity), np.int64),
-    )
-    for p in range(pairs):
-        for k in range(lines.shape[1]):
-            if lines[p, k] != NOTHING:
-                active_ptr[lines[p, k] + 1] += 1
-    active_ptr = np.cumsum(active_ptr)
-    active = np.zeros(active_ptr[-1], np.int64)
-    demand, residual = np.zeros(len(capacity)), np.zeros(len(capacity))
-    unsaturated, seen_line = np.zeros(len(capacity), np.bool_), np.zeros(len(capacity), np.int64)
-    affected, bottlenecks = np.zeros(pairs + 1, np.int64), np.zeros(len(capacity), np.int64)
-    level_heap = [(0.0, 0)]
-    level_heap.pop()
-    stamp = 0
-
-    # lines changed since rounds' speeds were computed, and (round, entry) by line
-    is_changed, num_changed = np.zeros(len(capacity), np.bool_), 0
-    changed_lines = np.zeros(len(capacity), np.int64)
-    line_rounds_ptr = np.zeros(len(capacity) + 1, np.int64)
-    for k in range(len(load_line)):
-        line_rounds_ptr[load_line[k] + 1] += 1
-    line_rounds_ptr = np.cumsum(line_rounds_ptr)
-    line_rounds, filled = np.zeros((len(load_line), 2), np.int64), line_rounds_ptr.copy()
-    for g in range(groups):
-        for k in range(load_ptr[g], load_ptr[g + 1]):
-            line_rounds[filled[load_line[k]]] = (g, k)
-            filled[load_line[k]] += 1
-    ready = np.zeros(groups, np.int64)
-    is_sending, is_stale = np.zeros(groups, np.bool_), np.zeros(groups, np.bool_)
-    running, num_sending = np.zeros(groups, np.int64), 0
-    begin_s, alone_s, progress_s = np.zeros(groups), np.zeros(groups), np.zeros(groups)
-    speed, speed_since_s, sent_s = np.zeros(groups), np.zeros(groups), np.zeros(groups)
-    total_bytes, max_speed = np.zeros(len(load_line)), np.zeros(len(load_line))
-    member_ptr = np.zeros(groups + 1, np.int64)
-    for k in range(len(device_groups)):
-        member_ptr[device_groups[k] + 1] += 1
-    member_ptr = np.cumsum(member_ptr)
-    member, filled = np.zeros(len(device_groups), np.int64), member_ptr.copy()
-    for d in range(n):
-        for k in range(device_ptr[d], device_ptr[d + 1]):
-            member[filled[device_groups[k]]] = d
-            filled[device_groups[k]] += 1
-
-    norm, parts = NOTHING, 0
-    norm_send_s, norm_receive_s = rounds.norm_send_s, rounds.norm_receive_s
-    for d in range(n):
-        if norm_send_s[d] >= 0:
-            norm, parts = groups - 1, parts + 1
-    # by step: number of parts of the norm sent, and when the last of them arrives
-    parts_sent, norm_sum_s = np.zeros(len(steps), np.int64), np.zeros(len(steps))
-    waiting_since_s = np.full(n, -1.0)
-
-    pushed = 0
-    events = [(0.0, 0, 0, 0)]
-    events.pop()
-    now = 0.0
-    while True:
-        for s in range(num_dirty):
-            d = dirty[s]
-            is_dirty[d] = False
-            while delayed_state[d] == READY or (not busy[d] and finished[d] < len(steps)):
-                t, averages_now = finished[d], False
-                pushed += 1
-                if delayed_state[d] == READY:
-                    averages_now = device_ptr[d] + round_of[d] < device_ptr[d + 1]
-                    delayed_state[d] = IN_ROUND if averages_now else NOT_AVERAGING
-                elif awaits_averaging[d]:
-                    if delayed_state[d] != NOT_AVERAGING:
-                        break
-                    awaits_averaging[d] = False
-                    step_end[t] = max(step_end[t], now)
-                    finished[d], position[d], round_of[d] = t + 1, 0, 0
-                    delayed_state[d] = READY if averages[t] else NOT_AVERAGING
-                elif order_ptr[steps[t] * n + d] + position[d] < order_ptr[steps[t] * n + d + 1]:
-                    o = order[order_ptr[steps[t] * n + d] + position[d]]
-                    if not inputs_ready[t * total + o]:
-                        break
-                    position[d] += 1
-                    busy[d] = True
-                    current[d] = o
-                    heapq.heappush(events, (now + seconds[o], pushed, OPERATION_END, d))
-                elif (
-                    averages[t] and not delayed and device_ptr[d] + round_of[d] < device_ptr[d + 1]
-                ):
-                    averages_now = busy[d] = True
-                elif update_s[d] > 0:
-                    busy[d] = True
-                    heapq.heappush(events, (now + update_s[d], pushed, UPDATE_END, d))
-                elif delayed:
-                    awaits_averaging[d] = True
-                else:
-                    step_end[t] = max(step_end[t], now)
-                    finished[d], position[d], round_of[d] = t + 1, 0, 0
-                if averages_now:
-                    g = device_groups[device_ptr[d] + round_of[d]]
-                    if g == norm:
-                        waiting_since_s[d] = now
-                        if norm_send_s[d] >= 0:
-                            parts_sent[t] += 1
-                            norm_sum_s[t] = max(norm_sum_s[t], now + norm_send_s[d])
-                        if parts_sent[t] < parts:
-                            continue
-                        for e in range(n):
-                            waiting = waiting_since_s[e] >= 0 and finished[e] == t
-                            # send once to all that wait when the sum is complete, then to each
-                            # later device
-                            if waiting and (e == d or norm_send_s[d] >= 0):
-                                known_s = max(now, norm_sum_s[t] + norm_receive_s[e])
-                                pushed += 1
-                                heapq.heappush(events, (known_s, pushed, NORM_RECEIVED, e))
-                        continue
-                    ready[g] += 1
-                    if ready[g] < members[g]:
-                        continue
-                    ready[g] = 0
-                    begin_s[g] = now
-                    times.round_begin[g] = now
-                    alone = rounds.alone_s[g]
-                    for k in range(load_ptr[g], load_ptr[g + 1]):
-                        line = load_line[k]
-                        active_pairs = active[
-                            active_ptr[line] : active_ptr[line] + num_active[line]
-                        ]
-                        queue = _queued_bytes(
-                            active_pairs, remaining_bytes, queued_bytes, rate, updated_s, now
-                        )
-                        total_bytes[k] = _round32(load_bytes[k] + queue)
-                        alone = max(alone, total_bytes[k] / capacity[line])
-                        max_speed[k] = math.inf
-                    alone_s[g], progress_s[g] = _round32(alone), 0.0
-                    speed[g], speed_since_s[g], sent_s[g] = 1.0, now, now + alone_s[g]
-                    is_sending[g] = True
-                    for k in range(load_ptr[g], load_ptr[g + 1]):
-                        line = load_line[k]
-                        num_changed = _mark_changed(is_changed, changed_lines, num_changed, line)
-                    running[num_sending] = g
-                    num_sending += 1
-                    heapq.heappush(events, (sent_s[g], pushed, ROUND_SENT, g))
-        num_dirty = 0
-        # messages queued after a round's begin keep their rates; rounds share the residual
-        for c in range(num_changed):
-            line = changed_lines[c]
-            is_changed[line] = False
-            for k in range(line_rounds_ptr[line], line_rounds_ptr[line + 1]):
-                g, entry = line_rounds[k]
-                if not is_sending[g]:
-                    continue
-                message_rate, other_rates, shared_line = 0.0, 0.0, False
-                for j in range(line_rounds_ptr[line], line_rounds_ptr[line + 1]):
-                    other, other_entry = line_rounds[j]
-                    if is_sending[other] and other != g:
-                        shared_line = True
-                        if alone_s[other] > 0:
-                            other_rates += _round32(load_bytes[other_entry] / alone_s[other])
-                for p in active[active_ptr[line] : active_ptr[line] + num_active[line]]:
-                    if queued_s[head[p]] > begin_s[g]:
-                        message_rate += rate[p]
-                max_speed[entry] = math.inf
-                if message_rate > 0 or shared_line:
-                    residual_rate = max(capacity[line] - message_rate, 0.0)
-                    shared_bytes = total_bytes[entry] + other_rates * alone_s[g]
-                    max_speed[entry] = residual_rate * alone_s[g] / shared_bytes
-                is_stale[g] = True
-        num_changed = 0
-        for k in range(num_sending):
-            g = running[k]
-            if not is_stale[g]:
-                continue
-            is_stale[g] = False
-            new_speed = 1.0
-            for entry in range(load_ptr[g], load_ptr[g + 1]):
-                new_speed = min(new_speed, max_speed[entry])
-            if new_speed == speed[g]:
-                continue
-            progress_s[g] += speed[g] * (now - speed_since_s[g])
-            speed[g], speed_since_s[g], sent_s[g] = new_speed, now, math.inf
-            if new_speed > 0:
-                sent_s[g] = now + max(alone_s[g] - progress_s[g], 0.0) / new_speed
-                pushed += 1
-                heapq.heappush(events, (sent_s[g], pushed, ROUND_SENT, g))
-        if len(events) == 0:
-            break
-        now = events[0][0]
-        while len(events) > 0 and events[0][0] == now:
-            _, _, kind, subject = heapq.heappop(events)
-            pushed += 1
-            joining, woken, num_affected = NOTHING, NOTHING, 0
-            if kind == OPERATION_END:
-                d, o = subject, current[subject]
-                busy[d], woken = False, d
-                times.pipeline_end_s[0] = max(times.pipeline_end_s[0], now)
-                message = finished[d] * total + o
-                if successor[o] == NOTHING:
-                    pass
-                elif pair[o] == NOTHING:
-                    inputs_ready[message - o + successor[o]] = True
-                elif operations.message_s > 0:
-                    heapq.heappush(
-                        events, (now + operations.message_s, pushed, MESSAGE_QUEUED, message)
-                    )
-                else:
-                    joining = message
-            elif kind == MESSAGE_QUEUED:
-                joining = subject
-            elif kind == MESSAGE_SENT:
-                p = subject
-                if scheduled_s[p] != now:
-                    continue
-                scheduled_s[p] = math.inf
-                if send_end_s[p] > now:
-                    scheduled_s[p] = send_end_s[p]
-                    heapq.heappush(events, (send_end_s[p], pushed, MESSAGE_SENT, p))
-                    continue
-                message = head[p]
-                heapq.heappush(events, (now + latency_s[p], pushed, MESSAGE_ARRIVED, message))
-                head[p] = next_message[message]
-                for k in range(lines.shape[1]):
-                    line = lines[p, k]
-                    num_changed = _mark_changed(is_changed, changed_lines, num_changed, line)
-                if head[p] != NOTHING:
-                    remaining_bytes[p], updated_s[p] = message_bytes[head[p] % total], now
-                    queued_bytes[p] = max(queued_bytes[p] - remaining_bytes[p], 0.0)
-                    send_end_s[p] = now + remaining_bytes[p] / rate[p]
-                    scheduled_s[p] = send_end_s[p]
-                    pushed += 1
-                    heapq.heappush(events, (send_end_s[p], pushed, MESSAGE_SENT, p))
-                else:
-                    # pairs that shared bottlenecks get more
-                    stamp += 1
-                    remaining_bytes[p], rate[p], queued_bytes[p] = 0.0, 0.0, 0.0
-                    seen_pair[p] = stamp
-                    for k in range(lines.shape[1]):
-                        line = lines[p, k]
-                        if line == NOTHING:
-                            continue
-                        was_scarce = demand[line] > capacity[line] * (1 + TOLERANCE)
-                        num_active[line] -= 1
-                        demand[line] = demand[line] - max_rate[p] if num_active[line] > 0 else 0.0
-                        for a in range(active_ptr[line], active_ptr[line] + num_active[line]):
-                            if active[a] == p:
-                                active[a] = active[active_ptr[line] + num_active[line]]
-                            q = active[a]
-                            if was_scarce and seen_pair[q] != stamp:
-                                seen_pair[q] = stamp
-                                affected[num_affected] = q
-                                num_affected += 1
-            elif kind == MESSAGE_ARRIVED:
-                o = subject % total
-                inputs_ready[subject - o + successor[o]] = True
-                woken = device[successor[o]]
-            elif kind == ROUND_SENT:
-                if not is_sending[subject] or sent_s[subject] != now:
-                    continue
-                is_sending[subject] = False
-                for k in range(load_ptr[subject], load_ptr[subject + 1]):
-                    line = load_line[k]
-                    num_changed = _mark_changed(is_changed, changed_lines, num_changed, line)
-                num_sending -= 1
-                for k in range(num_sending):
-                    if running[k] == subject:
-                        running[k] = running[num_sending]
-                times.round_end[subject] = now + rounds.round_trip_s[subject]
-                heapq.heappush(events, (times.round_end[subject], pushed, ROUND_END, subject))
-            elif kind == ROUND_END:
-                for k in range(member_ptr[subject], member_ptr[subject + 1]):
-                    d = member[k]
-                    if delayed:
-                        delayed_state[d] = READY
-                    else:
-                        busy[d] = False
-                    round_of[d] += 1
-                    if not is_dirty[d]:
-                        is_dirty[d] = True
-                        dirty[num_dirty] = d
-                        num_dirty += 1
-            elif kind == NORM_RECEIVED:
-                busy[subject], woken, waiting_since_s[subject] = False, subject, -1.0
-                round_of[subject] += 1
-            else:
-                d, t = subject, finished[subject]
-                busy[d], woken = False, d
-                if delayed:
-                    awaits_averaging[d] = True
-                else:
-                    step_end[t] = max(step_end[t], now)
-                    finished[d], position[d], round_of[d] = t + 1, 0, 0
-            if woken != NOTHING and not is_dirty[woken]:
-                is_dirty[woken] = True
-                dirty[num_dirty] = woken
-                num_dirty += 1
-            if joining != NOTHING:
-                p = pair[joining % total]
-                queued_s[joining] = now
-                next_message[joining] = NOTHING
-                if head[p] != NOTHING:
-                    next_message[tail[p]] = joining
-                    tail[p] = joining
-                    queued_bytes[p] += message_bytes[joining % total]
-                else:
-                    head[p], tail[p] = joining, joining
-                    remaining_bytes[p], rate[p], updated_s[p] = (
-                        message_bytes[joining % total],
-                        0.0,
-                        now,
-                    )
-                    for k in range(lines.shape[1]):
-                        line = lines[p, k]
-                        if line != NOTHING:
-                            active[active_ptr[line] + num_active[line]] = p
-                            num_active[line] += 1
-                            demand[line] += max_rate[p]
-                    stamp += 1
-                    seen_pair[p] = stamp
-                    affected[0] = p
-                    num_affected = 1
-            if num_affected == 0:
-                continue
-            num_affected, num_bottlenecks = _connected_pairs(
-                num_affected,
-                affected,
-                bottlenecks,
-                lines,
-                active_ptr,
-                num_active,
-                active,
-                demand,
-                capacity,
-                seen_pair,
-                seen_line,
-                stamp,
-            )
-            _max_min_rates(
-                num_affected,
-                num_bottlenecks,
-                affected,
-                bottlenecks,
-                lines,
-                active_ptr,
-                num_active,
-                active,
-                max_rate,
-                capacity,
-                fixed,
-                residual,
-                unsaturated,
-                fair,
-                level_heap,
-            )
-            for k in range(num_affected):
-                p = affected[k]
-                if fair[p] == rate[p]:
-                    continue
-                remaining_bytes[p] = max(remaining_bytes[p] - rate[p] * (now - updated_s[p]), 0.0)
-                updated_s[p], rate[p] = now, fair[p]
-                send_end_s[p] = now + remaining_bytes[p] / rate[p]
-                if send_end_s[p] < scheduled_s[p]:
-                    # an early event is scheduled again when popped; a late one would be missed
-                    scheduled_s[p] = send_end_s[p]
-                    pushed += 1
-                    heapq.heappush(events, (send_end_s[p], pushed, MESSAGE_SENT, p))
-                for j in range(lines.shape[1]):
-                    line = lines[p, j]
-                    num_changed = _mark_changed(is_changed, changed_lines, num_changed, line)
+    n, pairs, groups = len(operations.update_s), len(links.max_rate), len(rounds.size)
+    devices = _device_state(operations, rounds, len(steps))
+    messages = _message_state(pairs, len(devices.inputs_ready))
+    rates, state = _rate_state(links), _round_state(rounds, len(links.capacity))
+    counters, clock_s = np.zeros(5, np.int64), np.zeros(1)
+    counters[NUM_DIRTY] = n
+    # at one moment a device starts an operation and a round and is sent the norm, a group gets
+    # another speed, and a pair another rate
+    max_new_events = 4 * n + 2 * groups + pairs + 16
+    events, levels = _heap(2 * max_new_events), _heap(len(links.capacity) + 1)
+    while not _simulate(
+        operations,
+        links,
+        rounds,
+        steps,
+        averages,
+        times,
+        delayed,
+        devices,
+        messages,
+        rates,
+        state,
+        counters,
+        events,
+        levels,
+        clock_s,
+        max_new_events,
+    ):
+        events = _enlarged(events)

@@ -1,10 +1,13 @@
 """Recomputes the bound on the step time over all plans.
 
-The witness lists the devices and prices (dual weights) of compute, upload and device count. A step
+The witness lists the devices and dual weights of compute, upload and device count. A step
 of D seconds is excluded if, for every split of the layers into stages, the resources that the
 stages need between two step ends cost more than all devices provide. Some stage's averaging round
-ends the step. Stages behind it do all of the next step's work after that moment; stages before it
+ends the step. Stages after it do all of the next step's work after that moment; stages before it
 do at least their backward passes and the forward passes that memory cannot hold in advance.
+
+Roles here, and the solver's: first - whole_pipeline, beyond - downstream, ends - boundary, before -
+upstream (`planner.planning.joint.stage_requirements`).
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def whole_step_bound_s(
         devices = _WitnessDevices.from_witness(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
             return None
-        stages, steps = _StagePrices(devices, witness, plan), plan.sync.every_steps
+        stages, steps = _StageWeights(devices, witness, plan), plan.sync.every_steps
         if stages.excluded(steps * claimed_s * (1 - PRECISION)):
             return claimed_s
         low, high = 0.0, steps * claimed_s
@@ -118,13 +121,13 @@ Kind = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class _WitnessDevices:
-    """The witness's device classes, least latencies, fastest link and prices."""
+    """The witness's device classes, least latencies, fastest link and dual weights."""
 
     classes: Counter[Kind]
     back_s: Floats
     hop_s: float
     hop_rate: float
-    price: tuple[float, float, float]
+    weights: tuple[float, float, float]
 
     @classmethod
     def from_witness(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
@@ -141,19 +144,19 @@ class _WitnessDevices:
         back = np.zeros(n)
         for m, seconds in witness["return_s"]:
             back[int(m) - 1 :] = float(seconds)
-        price = tuple(float(weight) for weight in witness["price"])
-        if len(price) != 3 or min(price) < 0 or abs(sum(price) - 1) > PRECISION:
+        weights = tuple(float(weight) for weight in witness["price"])
+        if len(weights) != 3 or min(weights) < 0 or abs(sum(weights) - 1) > PRECISION:
             raise ValueError("price")
         if min(classes.values()) < 1 or not all(x > 0 for key in classes for x in key):
             raise ValueError("devices")
         hop_s, hop_rate = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
         numbers = [*(x for key in classes for x in key), hop_rate]
-        # a single device has no links, so links must have price 0
-        if n == 1 and price[1] == 0:
+        # a single device has no links, so links must have weight 0
+        if n == 1 and weights[1] == 0:
             numbers = [x for key in classes for x in key[:2]]
         if not (np.isfinite([*numbers, *back, hop_s]).all() and hop_s >= 0 and hop_rate > 0):
             raise ValueError("links")
-        return cls(classes, back, hop_s, hop_rate, price)
+        return cls(classes, back, hop_s, hop_rate, weights)
 
     def each(self, k: int) -> Floats:
         """Column k of `Kind` for all devices, descending."""
@@ -237,7 +240,7 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
     return fastest
 
 
-class _StagePrices:
+class _StageWeights:
     """All possible stages (ranges of layers)."""
 
     def __init__(
@@ -273,7 +276,7 @@ class _StagePrices:
         self.max_speed = float(self.speed[0])
         self.totals = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
         self.stages = {
-            (a, b): _StagePrice(self, a, b)
+            (a, b): _StageWeight(self, a, b)
             for a in range(self.num_layers)
             for b in range(a + 1, self.num_layers + 1)
         }
@@ -302,10 +305,10 @@ class _StagePrices:
         return min(first[self.num_layers], beyond[self.num_layers]) > 1 + 1e-12
 
 
-class _StagePrice:
+class _StageWeight:
     """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, common: _StagePrices, a: int, b: int) -> None:
+    def __init__(self, common: _StageWeights, a: int, b: int) -> None:
         self.common, self.first = common, a == 0
         w, dev, m, samples = common.workload, common.devices, common.m, common.samples
         self.forward_flops = common.forward(a, b)
@@ -378,12 +381,12 @@ class _StagePrice:
         )
 
     def cost(self, limit: float, role: str) -> float:
-        """The least price of this stage's devices in a step of ``limit`` seconds."""
-        options = self._prices_before_end(limit) if role == "before" else self._all(limit, role)
-        return min(float(prices.min()) for prices in options)
+        """The least weight of this stage's devices in a step of ``limit`` seconds."""
+        options = self._weights_before_end(limit) if role == "before" else self._all(limit, role)
+        return min(float(weights.min()) for weights in options)
 
     def _all(self, limit: float, role: str) -> Iterator[Floats]:
-        """Prices if F, H and B follow the step end; the ending stage may have its inputs."""
+        """Weights if F, H and B follow the step end; the ending stage may have its inputs."""
         common = self.common
         start = {"first": self.way_in_s, "beyond": self.previous_layer_s, "ends": 0.0}[role]
         hop, lag, messages = (
@@ -408,12 +411,12 @@ class _StagePrice:
             common.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
         )
         idle_s = begin + self.forward_flops / common.max_speed + self.round_latency_s
-        yield self._price(
+        yield self._weights(
             feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - idle_s
         )
 
-    def _prices_before_end(self, limit: float) -> Iterator[Floats]:
-        """Prices if B, and F beyond what memory holds, follow the step end."""
+    def _weights_before_end(self, limit: float) -> Iterator[Floats]:
+        """Weights if B, and F beyond what memory holds, follow the step end."""
         common = self.common
         microbatches_per_device = np.ceil(common.microbatches / common.m)
         for recompute, live in self.max_live.items():
@@ -448,9 +451,9 @@ class _StagePrice:
                 ),
                 (common.microbatches * backward_flops, remaining_s - begin),
             ]
-            yield self._price(feasible, flops_within, sent_bytes, limit - idle_s)
+            yield self._weights(feasible, flops_within, sent_bytes, limit - idle_s)
 
-    def _price(
+    def _weights(
         self,
         feasible: NDArray[np.bool_],
         flops_within: list[tuple[Any, Floats]],
@@ -467,7 +470,7 @@ class _StagePrice:
         rate = sent_bytes / np.where(feasible, sending_s, 1.0)
         feasible &= (speed <= common.highest_speeds) & (rate <= common.highest_uploads)
         columns = zip(
-            common.devices.price,
+            common.devices.weights,
             (
                 np.maximum(speed, common.lowest_speeds),
                 np.maximum(rate, common.lowest_uploads),
@@ -476,5 +479,7 @@ class _StagePrice:
             common.totals,
             strict=True,
         )
-        price = sum(weight * need / all_of_it for weight, need, all_of_it in columns if weight > 0)
-        return np.where(feasible, price, math.inf)
+        weights = sum(
+            weight * need / all_of_it for weight, need, all_of_it in columns if weight > 0
+        )
+        return np.where(feasible, weights, math.inf)

@@ -58,7 +58,7 @@ def _span_s(count: int, memory: int, work: tuple[float, float, float], chain_s: 
     head_s = _earliest_begins_s(count, memory, f, b, chain_s)
     # the same with time reversed: B begins and F ends
     tail_s = _earliest_begins_s(count, memory, b, f, chain_s)
-    # begin and end order may differ: pair the longest waits before with the shortest after
+    # start and end order may differ: pair the longest waits before with the shortest after
     pairs = zip(sorted(head_s), sorted(tail_s, reverse=True), strict=True)
     return max(max(a + chain_s + c for a, c in pairs), count * (f + h + b))
 
@@ -66,12 +66,12 @@ def _span_s(count: int, memory: int, work: tuple[float, float, float], chain_s: 
 def _earliest_begins_s(
     count: int, memory: int, first_s: float, last_s: float, chain_s: float
 ) -> list[float]:
-    """Earliest begin of the j-th microbatch: longest paths in a precedence graph.
+    """Earliest start of the j-th microbatch: longest paths in a precedence graph.
 
     A microbatch occupies the device for ``first_s`` when it begins and for ``last_s`` when it
-    ends, ``chain_s`` after its begin or later. The j-th to end is no earlier than a chain after
+    ends, ``chain_s`` after its start or later. The j-th to end is no earlier than a chain after
     the j-th begin. With full memory, the j-th begins after ``j - memory + 1`` have ended; each of
-    those that ends after the r-th occupies the device for its end and for the begin of one that
+    those that ends after the r-th occupies the device for its end and for the start of one that
     had to wait for the r-th end.
     """
     rules: list[tuple[tuple[str, int], tuple[str, int], float]] = []

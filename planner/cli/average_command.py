@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.lp.paper_model import build_paper_model
     from planner.lp.solve import solve_averaging
     from planner.lp.strategy import recognise
-    from planner.planning.peers_plan import peers_plan
+    from planner.planning.averaging.peers_plan import peers_plan
     from planner.problems.peers_file import load_peers
 
     require_outputs(

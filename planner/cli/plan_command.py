@@ -606,7 +606,7 @@ def _bound_long_run(
 
     It is for this report; plan files hold the bound on a single step.
     """
-    from planner.planning.joint_bound import plan_long_run_bound_s
+    from planner.planning.joint.joint_bound import plan_long_run_bound_s
 
     seconds = plan_long_run_bound_s(planning_problem, best_plan)
     if seconds is None:

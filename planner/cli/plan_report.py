@@ -11,11 +11,11 @@ import numpy as np
 from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
-from planner.planning.parallelism_candidates import Candidate
+from planner.network.limit_notes import unstated_sites
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind
+from planner.planning.straight.parallelism_candidates import ShapeRow
 from planner.report.figures import digits, headline, least, memory, seconds
-from planner.simulator.resources import unstated_sites
 from planner.simulator.timeline import Timeline
 from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Wiring
@@ -49,7 +49,7 @@ SEARCHED = {
 def plan_data(
     plan: TrainingPlan,
     timeline: Timeline,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ShapeRow],
     problem: PlanningProblem,
     each_device: str,
 ) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.simulator.resources import assumed_limits, tight_limits
+from planner.network.limit_notes import assumed_limits, tight_limits
 from planner.simulator.simulator import steps_by_averaging_s
 from planner.simulator.timeline import Timeline
 from planner.training_plan.choices import Codec

@@ -330,7 +330,7 @@ def _draw_tails(data: AssignmentData, state: AnnealState, rng_state: Words) -> t
 def _reverse_stages(
     data: AssignmentData, state: AnnealState, rng_state: Words, w: float, threshold: float
 ) -> bool:
-    """Reverse a sequence of stages; False if no reversal was tried."""
+    """Reverse a sequence of stages; False if the move is impossible or rejected."""
     stages = len(data.sizes)
     low = next_below(rng_state, stages)
     high = next_below(rng_state, stages)
@@ -349,11 +349,12 @@ def _reverse_stages(
     )
     _reverse(data, Arrangement(state.device_at, state.next_slot, state.prev_slot), low, high)
     _recompute(data, state)
-    if _smoothed_objective(data, state, w) - old > threshold:
+    accepted = _smoothed_objective(data, state, w) - old <= threshold
+    if not accepted:
         state.device_at[:], state.next_slot[:], state.prev_slot[:] = device_at, next_slot, prev_slot
         _recompute(data, state)
     _index_slots(state)
-    return True
+    return accepted
 
 
 @allocating

@@ -21,7 +21,7 @@ from planner.genetic.classes import (
     solve_classes,
 )
 from planner.genetic.data import groups_of
-from planner.genetic.search import AssignmentSearch
+from planner.genetic.tempering import ParallelTempering
 from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
@@ -96,7 +96,7 @@ class AutoParams:
 class AutoSolver:
     """One solve with method ``auto``; plans and bounds go to the search's incumbent."""
 
-    def __init__(self, problem: AssignmentProblem, search: AssignmentSearch) -> None:
+    def __init__(self, problem: AssignmentProblem, search: ParallelTempering) -> None:
         self.problem = problem
         self.search = search
         self.data = search.data
@@ -134,7 +134,7 @@ class AutoSolver:
         path = open_path(self.data.pp_cost[0], rule, self.incumbent.seed)
         if path.plan is not None and path.bound is not None:
             self.search.offer(np.array(path.plan, dtype=np.int64))
-            self.incumbent.raise_bound(path.bound, f"open path of all devices: {path.basis}")
+            self.incumbent.offer_bound(path.bound, f"open path of all devices: {path.basis}")
         if path.stop_reason == "interrupted":
             self.stop_run.reason = path.stop_reason
 
@@ -201,7 +201,7 @@ class AutoSolver:
             outcomes = list(pool.map(lambda q: q.solve(self.data, limit_s), queries))
         for query, outcome in zip(queries, outcomes, strict=True):
             chain.record(query, outcome)
-        self.incumbent.raise_bound(
+        self.incumbent.offer_bound(
             chain.bound, "chain bound: CP-SAT decisions on which boundaries stay below a level"
         )
         self.stop_run.spend(sum(query.effort for query in queries))
@@ -209,7 +209,7 @@ class AutoSolver:
 
 
 def prove_by_classes(
-    search: AssignmentSearch, classes: list[list[int]], params: ClassParams | None = None
+    search: ParallelTempering, classes: list[list[int]], params: ClassParams | None = None
 ) -> None:
     """Solve the class model with CP-SAT, starting from the search's incumbent."""
     data, incumbent, run = search.data, search.incumbent, search.incumbent.run
@@ -234,6 +234,6 @@ def prove_by_classes(
             groups = groups_from_counts(costs, result.counts)
             search.offer(np.array([d for group in groups for d in group], dtype=np.int64))
         basis = f"CP-SAT: model of {len(classes)} classes of devices"
-        incumbent.raise_bound(result.bound, basis)
+        incumbent.offer_bound(result.bound, basis)
         if run.spend(result.work) is not None:
             break

@@ -57,7 +57,7 @@ def _gain_paper(
     """The paper's GAIN for d of C_j (fastest partner ``d_fast``) and e of C_j'.
 
     Before the swap d would reach C_j' at the mean cost of its links there; after it, over its fast
-    link to the partner left behind in C_j; and likewise for e.
+    link to the partner that stays in C_j; and likewise for e.
     """
     own_group, other = group_of[d], group_of[e]
     gain: float = (
@@ -137,6 +137,8 @@ def kernighan_lin_pass(w: Floats2, group_of: Ints, order: Ints) -> None:
         ``float[N, N]``, the link cost between two devices.
     group_of
         ``int[N]``, the group of every device; changed in place.
+    order
+        ``int[S]``, the groups in the order in which their pairs are visited.
     """
     locked = np.zeros(len(group_of), dtype=np.int64)
     for a in range(len(order)):
@@ -157,8 +159,14 @@ def circular_swap_pass(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> 
 
     Parameters
     ----------
+    w
+        ``float[N, N]``, the link cost between two devices.
+    group_of
+        ``int[N]``, the group of every device; changed in place.
     sizes
         ``int[S]``, devices per group.
+    order
+        ``int[S]``, the groups in the order of the cycle.
 
     References
     ----------

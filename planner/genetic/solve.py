@@ -12,7 +12,7 @@ from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent import AssignmentIncumbent, build_plan
 from planner.genetic.local_search import Gain, circular_swap_pass, kernighan_lin_pass
-from planner.genetic.search import AssignmentSearch, AssignmentSearchParams
+from planner.genetic.tempering import ParallelTempering, TemperingParams
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -92,9 +92,9 @@ def solve_assignment(
     run = started(stop, steps_per_effort(chosen, data))
     incumbent = AssignmentIncumbent(run, problem, method=chosen, seed=seed)
     incumbent.data = data
-    search = AssignmentSearch(data, incumbent)
+    search = ParallelTempering(data, incumbent)
     with run.interruptible():
-        incumbent.raise_bound(quick_bound(data), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
+        incumbent.offer_bound(quick_bound(data), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
         match chosen:
             case Method.AUTO:
                 AutoSolver(problem, search).run()
@@ -115,7 +115,7 @@ def steps_per_effort(method: Method, data: AssignmentData) -> float:
     devices = len(data.stage_of_slot)
     if method in EVOLUTIONS:
         return OFFSPRING_PER_EFFORT / devices
-    params = AssignmentSearchParams.for_problem(devices, len(data.sizes))
+    params = TemperingParams.for_problem(devices, len(data.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 
 
@@ -129,7 +129,7 @@ def compile_kernels(evolution: bool) -> None:
     far = np.ones((4, 4))
     problem = AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0)
     data = assignment_data(problem)
-    AssignmentSearch(
+    ParallelTempering(
         data, Incumbent(MaxIterations(1).start(), problem, method="search", seed=0)
     ).run()
     if evolution:

@@ -2,7 +2,7 @@
 
 Removing a contributor never decreases the maximum total rate R(K) (its own cap does not decrease
 and the others' increase), while it decreases sum_i s_i c_i: the sets that attain a given rate are
-closed under taking subsets. Four stages share one incumbent; the first that closes the gap ends the
+closed under taking subsets. Four phases share one incumbent; the first that closes the gap ends the
 search:
 
 1. few eligible contributors: enumerate all sets, each with its exact R(K);
@@ -43,8 +43,8 @@ Bools = NDArray[np.bool_]
 
 KNAPSACKS = "fractional knapsacks over intervals of the total rate"
 CARDINALITY_KNAPSACKS = "knapsacks by the number of contributors"
-MILPS = "HiGHS: mixed-integer programmes of the contributors"
-"""Bases of the bounds of the stages."""
+MILPS = "HiGHS: mixed-integer programs of the contributors"
+"""Bases of the bounds of the phases."""
 
 HIGHS_ROUNDING = 1e-5
 """Relative tolerance of HiGHS's bounds: rows are satisfied up to 1e-6, and errors add up."""
@@ -52,15 +52,15 @@ HIGHS_ROUNDING = 1e-5
 OBJECTIVE_TOLERANCE = 2e-7
 """Relative improvement below which sets are ignored; less than the 1e-6 of OPTIMAL."""
 MAX_ENUMERATED = 200_000
-"""Maximum of (number of sets) x (number of peers) for enumeration (stage 1)."""
+"""Maximum of (number of sets) x (number of peers) for enumeration (phase 1)."""
 NUM_CANDIDATES = 24
-"""Number of rates at which stage 2 rounds the knapsack."""
+"""Number of rates at which phase 2 rounds the knapsack."""
 EXCHANGE_TARGETS = (1e-7, 4e-7, 2e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-"""Relative distances below the bound that stage 2 targets when it exchanges peers."""
+"""Relative distances below the bound that phase 2 targets when it exchanges peers."""
 NUM_SIZES = 3
 """Numbers of contributors tried per target."""
 MAX_INTERVALS = 400
-"""Maximum number of rate intervals in stage 2."""
+"""Maximum number of rate intervals in phase 2."""
 
 
 class ContributorSearch:
@@ -87,7 +87,7 @@ class ContributorSearch:
         self._tried: dict[bytes, ReducerRates] = {}
         value = problem.steps_of(self.samples, self._max_rate_bound())
         basis = "all peers that can contribute, each at the rate of its slowest link"
-        self.incumbent.raise_bound(value, basis, {"kind": "everyone"})
+        self.incumbent.offer_bound(value, basis, {"kind": "everyone"})
 
     @property
     def best(self) -> float:
@@ -105,7 +105,7 @@ class ContributorSearch:
         return self.best * (1 + OBJECTIVE_TOLERANCE)
 
     def solve(self, start: Bools | None = None) -> None:
-        """Run the stages, optionally from an initial set of contributors.
+        """Run the phases, optionally from an initial set of contributors.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class ContributorSearch:
             return np.zeros((0, len(self.problem)), dtype=bool)
         return sets_attaining(self.problem, all_sets(self.eligible), self.best)
 
-    # stage 1
+    # phase 1
 
     def _enumerate(self) -> None:
         """Enumerate all sets of contributors in descending order of their upper bounds."""
@@ -213,7 +213,7 @@ class ContributorSearch:
             if values[index] <= self.best * (1 + 1e-12):
                 break
             if self.run.update() is not None:
-                self.incumbent.raise_bound(
+                self.incumbent.offer_bound(
                     max(float(values[index]), self.cutoff), "sets of contributors not yet tried"
                 )
                 return
@@ -232,7 +232,7 @@ class ContributorSearch:
         self._check_caps()
         self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
 
-    # stage 2
+    # phase 2
 
     def _round_knapsacks(self) -> None:
         """Try the rounded knapsack solutions at many rates."""
@@ -324,7 +324,7 @@ class ContributorSearch:
         if heap:
             closed = max(closed, -heap[0][0])
         # intervals pruned are at most the cutoff, or have a single contributor
-        self.incumbent.raise_bound(max(closed, best), KNAPSACKS)
+        self.incumbent.offer_bound(max(closed, best), KNAPSACKS)
 
     def _check_knapsack(self) -> None:
         """Verify that the knapsack admits an incumbent with several contributors."""
@@ -339,8 +339,8 @@ class ContributorSearch:
         """Minimum total rate needed for ``steps`` per second."""
         if self.problem.overlap:
             return steps * self.problem.gradient_bytes
-        left = 1 / steps - self.problem.batch_size / self.samples
-        return self.problem.gradient_bytes / left if left > 0 else math.inf
+        seconds_left = 1 / steps - self.problem.batch_size / self.samples
+        return self.problem.gradient_bytes / seconds_left if seconds_left > 0 else math.inf
 
     def _min_samples(self, steps: float, rate: float) -> float:
         """Minimum samples per second needed at ``rate`` for ``steps`` per second."""
@@ -348,8 +348,8 @@ class ContributorSearch:
             return 0.0
         if self.problem.overlap:
             return steps * self.problem.batch_size
-        left = 1 / steps - self.problem.gradient_bytes / rate
-        return self.problem.batch_size / left if left > 0 else math.inf
+        seconds_left = 1 / steps - self.problem.gradient_bytes / rate
+        return self.problem.batch_size / seconds_left if seconds_left > 0 else math.inf
 
     def _count_contributors(self) -> None:
         """Cardinality-constrained knapsack: a tighter bound by bisection, and sets close to it."""
@@ -376,7 +376,7 @@ class ContributorSearch:
                 high = middle
             else:
                 low = middle
-        self.incumbent.raise_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
+        self.incumbent.offer_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
         for below in EXCHANGE_TARGETS:
             steps = self.bound * (1 - below)
             if steps <= self.best or self._done():
@@ -417,7 +417,7 @@ class ContributorSearch:
             solution = cardinality_knapsack(self.limits, total * (1 - ROUNDING), count, count)
             self._require_admitted(solution.samples_per_s, total, CARDINALITY_KNAPSACKS)
 
-    # stage 3
+    # phase 3
 
     def _lone_contributors(self) -> None:
         """Try single contributors that compute fast enough on their own."""
@@ -427,7 +427,7 @@ class ContributorSearch:
                 break
             self.try_set(np.arange(len(self.problem)) == i)
 
-    # stage 4
+    # phase 4
 
     def _branch(self) -> None:
         """Best-first search over intervals of the number of contributors, a MILP for each."""
@@ -455,7 +455,7 @@ class ContributorSearch:
 
     def _update_bound(self, bounds: Sequence[float]) -> None:
         """Set the bound to the largest of all open and closed intervals."""
-        self.incumbent.raise_bound(max(self.cutoff, *bounds), MILPS)
+        self.incumbent.offer_bound(max(self.cutoff, *bounds), MILPS)
 
     def _interval(
         self, min_contributors: int, max_contributors: int, bound: float

@@ -17,7 +17,7 @@ from planner.lp.dedloc_lp_rows import (
     ConstraintRows,
     RelaxedSolution,
     ScaledProblem,
-    eq4_rows,
+    compute_and_eq4_rows,
     solution_of,
     upper_bounds,
 )
@@ -77,7 +77,7 @@ def solve_in_full(s: ScaledProblem) -> RelaxedSolution:
     a0 = 1 + 2 * n
     g0 = a0 + len(m)
     rows = ConstraintRows()
-    eq4_rows(rows, s, a0, s.source, s.target)
+    compute_and_eq4_rows(rows, s, a0, s.source, s.target)
     rows.add(
         np.zeros(n),
         (s.peers, 0, s.gradient),

@@ -28,7 +28,7 @@ from planner.lp.dedloc_lp_rows import (
     Index,
     RelaxedSolution,
     ScaledProblem,
-    eq4_rows,
+    compute_and_eq4_rows,
     solution_of,
     upper_bounds,
 )
@@ -133,7 +133,7 @@ class AggregatedForm:
         source, target = np.nonzero(off_diagonal & explicit_senders[:, None])
         m = np.arange(len(source))
         rows = ConstraintRows()
-        eq4_rows(rows, s, a0, source, target)
+        compute_and_eq4_rows(rows, s, a0, source, target)
         rows.add(
             np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, received, -1.0)
         )
@@ -143,20 +143,20 @@ class AggregatedForm:
         # a_ki of the other senders: at least q_i - (1 - c_k) M_i if k can contribute
         low = off_diagonal & (able & ~explicit_senders)[:, None]
         k, i = np.nonzero(low)
-        big = np.where(low, s.big[None, :], 0.0)
+        big_m = np.where(low, s.big_m[None, :], 0.0)
         rows.add(
-            s.upload + big.sum(axis=1),
+            s.upload + big_m.sum(axis=1),
             (source, a0 + m, 1.0),
             (s.peers, returned, 1.0),
             (k, s.q[i], 1.0),
-            (s.peers, s.c, big.sum(axis=1)),
+            (s.peers, s.c, big_m.sum(axis=1)),
         )
         rows.add(
-            s.download + big.sum(axis=0),
+            s.download + big_m.sum(axis=0),
             (target, a0 + m, 1.0),
             (s.peers, received, 1.0),
             (s.peers, s.q, low.sum(axis=0)),
-            (i, s.c[k], s.big[i]),
+            (i, s.c[k], s.big_m[i]),
         )
         off = np.flatnonzero(~s.problem.can_aggregate)
         upper = upper_bounds(s, a0 + len(m), [s.q[off], returned[off]])
@@ -185,14 +185,14 @@ class AggregatedForm:
             # a_ij is a variable or its lower bound, which keeps the cut valid
             senders = self.explicit_senders[i]
             bound = np.flatnonzero(~senders & s.problem.contributors[i])
-            right = s.links[i, j]
-            right[bound] += s.big[j[bound]]
+            rhs = s.links[i, j]
+            rhs[bound] += s.big_m[j[bound]]
             rows.add(
-                right,
+                rhs,
                 (m, w, 1.0),
                 (m[senders], column[i[senders], j[senders]], 1.0),
                 (bound, s.q[j[bound]], 1.0),
-                (bound, s.c[i[bound]], s.big[j[bound]]),
+                (bound, s.c[i[bound]], s.big_m[j[bound]]),
             )
             upper = np.concatenate([upper, s.links[i, j]])
         for suppliers, receivers in self.cuts:
@@ -212,7 +212,7 @@ class AggregatedForm:
 
 def _contribution_lower_bounds(s: ScaledProblem, z: Floats) -> Floats:
     """Lower bounds that substitute for a_ki of senders without variables."""
-    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big[None, :]
+    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big_m[None, :]
     bound[~s.problem.contributors] = 0.0
     return bound
 
@@ -239,7 +239,7 @@ def _underestimated_senders(
 
 def _min_contributions(s: ScaledProblem, q: Floats, c: Floats) -> Floats:
     """a_ki = max(0, q_i - (1 - c_k) M_i), the minimum that satisfies eq. 4."""
-    a = np.maximum(q[None, :] - (1 - c)[:, None] * s.big[None, :], 0.0)
+    a = np.maximum(q[None, :] - (1 - c)[:, None] * s.big_m[None, :], 0.0)
     a[a <= TOLERANCE] = 0.0
     np.fill_diagonal(a, 0.0)
     return a

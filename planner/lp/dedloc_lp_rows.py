@@ -63,7 +63,7 @@ class ScaledProblem:
         self.gradient = problem.gradient_bytes * self.xi_unit / self.unit
         self.upload = problem.upload_bytes_per_s / self.unit
         self.download = problem.download_bytes_per_s / self.unit
-        self.big = big_m(problem) / self.unit
+        self.big_m = big_m(problem) / self.unit
         links = problem.link_bytes_per_s
         self.links = None if links is None else links / self.unit
         self.source, self.target = np.nonzero(~np.eye(n, dtype=bool))
@@ -79,28 +79,28 @@ class ConstraintRows:
         self._values: list[Floats] = []
         self._rows: list[Index] = []
         self._columns: list[Index] = []
-        self._right: list[Floats] = []
+        self._rhs: list[Floats] = []
         self.count = 0
 
-    def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
-        """Add a block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
+    def add(self, rhs: Floats, *entries: tuple[Any, Any, Any]) -> None:
+        """Add a block of ``len(rhs)`` rows; entries are (row in block, column, value) arrays."""
         for rows, columns, values in entries:
             row, column, value = np.broadcast_arrays(rows, columns, values)
             self._rows.append(row.astype(np.int64).ravel() + self.count)
             self._columns.append(column.astype(np.int64).ravel())
             self._values.append(value.astype(np.float64).ravel())
-        self._right.append(right)
-        self.count += len(right)
+        self._rhs.append(rhs)
+        self.count += len(rhs)
 
     def copy(self) -> ConstraintRows:
         """A copy to which further rows can be added."""
         twin = ConstraintRows()
         twin._values, twin._rows = self._values.copy(), self._rows.copy()
-        twin._columns, twin._right = self._columns.copy(), self._right.copy()
+        twin._columns, twin._rhs = self._columns.copy(), self._rhs.copy()
         twin.count = self.count
         return twin
 
-    def solve(self, upper: Floats, gain: int) -> Any:
+    def solve(self, upper: Floats, objective_column: int) -> Any:
         """Maximise one column with ``0 <= z <= upper``; returns SciPy's result.
 
         ``milp`` without integers calls HiGHS with less overhead than ``linprog``.
@@ -116,11 +116,11 @@ class ConstraintRows:
             shape=(self.count, len(upper)),
         )
         cost = np.zeros(len(upper))
-        cost[gain] = -1.0
+        cost[objective_column] = -1.0
         return milp(
             cost,
             bounds=Bounds(np.zeros(len(upper)), upper),
-            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._right)),
+            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._rhs)),
             # presolve costs more than it saves on these already reduced forms
             options={"presolve": False},
         )
@@ -142,11 +142,13 @@ def big_m(problem: AveragingProblem) -> Floats:
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 4.
     """
     others = max(len(problem) - 1, 1)
-    big: Floats = np.maximum(problem.download_bytes_per_s, problem.upload_bytes_per_s / others)
-    return big
+    limits: Floats = np.maximum(problem.download_bytes_per_s, problem.upload_bytes_per_s / others)
+    return limits
 
 
-def eq4_rows(rows: ConstraintRows, s: ScaledProblem, a0: int, source: Index, target: Index) -> None:
+def compute_and_eq4_rows(
+    rows: ConstraintRows, s: ScaledProblem, a0: int, source: Index, target: Index
+) -> None:
     """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given.
 
     References
@@ -156,14 +158,30 @@ def eq4_rows(rows: ConstraintRows, s: ScaledProblem, a0: int, source: Index, tar
     m = np.arange(len(source))
     rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
     rows.add(
-        s.big[target],
+        s.big_m[target],
         (m, s.q[target], 1.0),
         (m, a0 + m, -1.0),
-        (m, s.c[source], s.big[target]),
+        (m, s.c[source], s.big_m[target]),
     )
 
 
 def upper_bounds(s: ScaledProblem, width: int, blocked: list[Index]) -> Floats:
+    """Upper bounds on the columns.
+
+    Parameters
+    ----------
+    s
+        The scaled problem; its columns c are at most 1 for eligible contributors, 0 for others.
+    width
+        Number of columns.
+    blocked
+        Columns that must be 0.
+
+    Returns
+    -------
+    ndarray
+        ``float[width]``.
+    """
     upper = np.full(width, np.inf)
     upper[s.c] = s.problem.contributors
     for columns in blocked:
@@ -174,6 +192,21 @@ def upper_bounds(s: ScaledProblem, width: int, blocked: list[Index]) -> Floats:
 def solution_of(
     s: ScaledProblem, xi: float, q: Floats, c: Floats, a: Floats, g: Floats
 ) -> RelaxedSolution:
+    """The solution in original units.
+
+    Parameters
+    ----------
+    s
+        The scaled problem.
+    xi, q, c, a, g
+        Scaled values of the columns: steps per second, ``float[n]`` rates and contributions, and
+        ``float[n, n]`` rates of the pairs, whose diagonals are replaced by ``q``.
+
+    Returns
+    -------
+    RelaxedSolution
+        In steps and bytes per second; contributions that are 1 up to rounding are exactly 1.
+    """
     a, g = a * s.unit, g * s.unit
     # "transfer within one node does not count towards network throughput"
     np.fill_diagonal(a, q * s.unit)

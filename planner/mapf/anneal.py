@@ -35,6 +35,12 @@ from planner.search.arrays import Floats, Ints, Words
 from planner.search.compiled import allocating_entry, kernel
 from planner.search.rng import next_below, next_unit
 
+OVERTAKE_S = 1e-6
+"""Seconds by which a step that overtakes comes first; only the order of the keys matters."""
+LEAST_MEAN_RATIO = 0.9
+"""Scheduling stops early where a move would be accepted only if it lowered the mean completion time
+to less than this share. Such moves are rare; a valid bound on the mean would stop much later."""
+
 
 class MoveShares(NamedTuple):
     """Probability of each move; the remainder up to 1 swaps two neighbouring stages (CC2).
@@ -171,11 +177,11 @@ def overtake(state: ScheduleState, offset: Floats, step_index: int, tail_weight:
         return False
     b, k, c, j = step_index // steps, step_index % steps, predecessor // steps, predecessor % steps
     if tail_weight < 0.0:
-        offset[b, k] = state.offset[c, j] - 1e-6
+        offset[b, k] = state.offset[c, j] - OVERTAKE_S
         return True
     key = state.begin[c, j] - tail_weight * state.tail[c, j] + state.offset[c, j]
     own_key = max(state.ready[b, k], state.begin[c, j]) - tail_weight * state.tail[b, k]
-    offset[b, k] = key - own_key - 1e-6
+    offset[b, k] = key - own_key - OVERTAKE_S
     return True
 
 
@@ -393,7 +399,10 @@ def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> 
         # stage 0 runs the first F and the last B of all stages, then its averaging round
         closing = trial_rounds[0] if len(trial_rounds) > 0 else 0.0
         span = compute_schedule(
-            data, candidate, tail_weight, threshold - mean_weight * 0.9 * mean - closing
+            data,
+            candidate,
+            tail_weight,
+            threshold - mean_weight * LEAST_MEAN_RATIO * mean - closing,
         )
         new_mean = mean_end(data, candidate) if span < INFINITE_S else mean
         value = objective(data, rules, candidate, trial_rounds, span)

@@ -121,7 +121,7 @@ def arrange_paths(
     with run.interruptible():
         initial_plans(best.arrays, best)
         bound = arranged_bound(problem)
-        best.raise_bound(bound.seconds, bound.basis, bound.witness)
+        best.offer_bound(bound.seconds, bound.basis, bound.witness)
         _search(problem, best, run, seed, PARAMS)
     return _answer(problem, best, best.result())
 

@@ -94,7 +94,7 @@ class _SolutionCallback(cp_model.CpSolverSolutionCallback):
     def on_bound(self, bound: float) -> None:
         """Raise the incumbent's bound to the model's."""
         seconds = bound * self._path_model.tick_s
-        self._guarded(lambda: self._incumbent.raise_bound(seconds, self._basis))
+        self._guarded(lambda: self._incumbent.offer_bound(seconds, self._basis))
 
     def _offer(self) -> None:
         paths = self._path_model.paths(self.value)
@@ -223,7 +223,7 @@ class ExactSolver:
         """Raise the bound to that of a model that contains the incumbent."""
         if math.isinf(seconds):
             self.incumbent.contradict(basis)
-        self.incumbent.raise_bound(seconds, basis)
+        self.incumbent.offer_bound(seconds, basis)
 
     def improve_neighbourhood(self, max_s: float, max_work: float) -> None:
         """Free the paths of a few microbatches and all times (large-neighbourhood search)."""

@@ -220,7 +220,7 @@ def nodes_per_effort(arrays: PathArrays) -> float:
 def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
     """Raise the bound by `simple_bound`."""
     bound = simple_bound(arrays)
-    incumbent.raise_bound(bound.seconds, bound.basis, bound.witness)
+    incumbent.offer_bound(bound.seconds, bound.basis, bound.witness)
 
 
 def improve(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.matching.bottleneck import MatchingError, cost_matrix
 from planner.problems.quantities import seed_of
-from planner.search.arrays import Floats2, Ints
+from planner.search.arrays import Floats, Floats2, Ints
 from planner.search.compiled import allocating_entry, kernel
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -21,6 +21,10 @@ Order = tuple[int, ...]
 STEPS_PER_EFFORT = 2e8
 """Starts of the local search per unit of effort, times the cube of the nodes."""
 
+MAX_BLOCK = 3
+"""Nodes that Or-opt moves together, at most."""
+ROUNDING = 1e-12
+"""Gains below this share of the largest cost times the nodes may be rounding errors."""
 EXACT_NODES = 16
 """Maximum number of nodes for Held-Karp, which takes well under a second."""
 
@@ -87,8 +91,8 @@ def open_path(
     """
     matrix = _checked(cost)
     params = OpenPathParams()
-    rule = MaxRuntime(params.runtime_s) if stop is None else stop
-    run = started(rule, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 3))
+    criterion = MaxRuntime(params.runtime_s) if stop is None else stop
+    run = started(criterion, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 3))
     exact = len(matrix) <= EXACT_NODES
     method = "held-karp" if exact else "local-search+cp-sat"
     best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=seed_of(seed))
@@ -96,10 +100,10 @@ def open_path(
         path, least = _held_karp(matrix)
         order = _canonical(matrix, tuple(int(i) for i in path))
         best.offer(path_length(matrix, order), order)
-        best.raise_bound(float(least), "Held-Karp")
+        best.offer_bound(float(least), "Held-Karp")
         return best.result()
     with run.interruptible():
-        best.raise_bound(_assignment_bound(matrix), "assignment relaxation")
+        best.offer_bound(_assignment_bound(matrix), "assignment relaxation")
         _local_search(matrix, best, params)
         if run.check() is None and len(matrix) <= params.circuit_nodes:
             _circuit(matrix, best, params)
@@ -217,40 +221,67 @@ def _nearest_neighbour(cost: Floats2, start: int) -> Ints:
 
 
 @kernel
-def _length(cost: Floats2, order: Ints) -> float:
-    total = 0.0
-    for i in range(len(order) - 1):
-        total += cost[order[i], order[i + 1]]
-    return total
+def _link(cost: Floats2, order: Ints, one: int, other: int) -> float:
+    """Cost from one position to another; 0 where either is beyond the ends of the path."""
+    if one < 0 or other >= len(order):
+        return 0.0
+    return float(cost[order[one], order[other]])
+
+
+@kernel
+def _exchange_gain(cost: Floats2, order: Ints, a: int, b: int, c: int) -> float:
+    """How much shorter the path gets if ``order[a:b]`` and ``order[b:c]`` are exchanged."""
+    before = _link(cost, order, a - 1, a) + _link(cost, order, b - 1, b)
+    before += _link(cost, order, c - 1, c)
+    after = _link(cost, order, a - 1, b) + _link(cost, order, c - 1, a)
+    after += _link(cost, order, b - 1, c)
+    return before - after
+
+
+@kernel
+def _reversal_gain(cost: Floats2, order: Ints, turned: Floats, i: int, j: int) -> float:
+    """How much shorter the path gets if ``order[i : j + 1]`` is reversed."""
+    ends = _link(cost, order, i - 1, i) + _link(cost, order, j, j + 1)
+    new_ends = _link(cost, order, i - 1, j) + _link(cost, order, i, j + 1)
+    return float(ends - new_ends - (turned[j] - turned[i]))
+
+
+@kernel
+def _sum_turned(cost: Floats2, order: Ints, turned: Floats) -> None:
+    """By position, what the links up to it cost more in the other direction."""
+    turned[0] = 0.0
+    for k in range(1, len(order)):
+        turned[k] = turned[k - 1] + cost[order[k], order[k - 1]] - cost[order[k - 1], order[k]]
 
 
 @allocating_entry
 def _improve(cost: Floats2, order: Ints) -> Ints:
-    """2-opt and Or-opt with blocks of up to three nodes, first improvement."""
+    """2-opt and Or-opt with blocks of up to three nodes in both directions, first improvement."""
     n = len(order)
-    current = _length(cost, order)
+    turned = np.zeros(n)
+    _sum_turned(cost, order, turned)
+    least_gain = ROUNDING * np.abs(cost).max() * n
     improved = True
-    trial = order.copy()
     while improved:
         improved = False
         for i in range(n - 1):
             for j in range(i + 1, n):
-                for kind in range(4):
-                    trial[:] = order
-                    if kind == 0:
-                        trial[i : j + 1] = order[i : j + 1][::-1]
-                    else:
-                        # move the block order[i:i+kind] behind position j
-                        if j < i + kind or i + kind > n:
+                if _reversal_gain(cost, order, turned, i, j) > least_gain:
+                    order[i : j + 1] = order[i : j + 1][::-1].copy()
+                    _sum_turned(cost, order, turned)
+                    improved = True
+                for size in range(1, MAX_BLOCK + 1):
+                    # a block at the start moves to the end of the run i..j, and vice versa
+                    for middle in (i + size, j + 1 - size):
+                        if not i < middle <= j:
                             continue
-                        span = j + 1 - (i + kind)
-                        trial[i : i + span] = order[i + kind : j + 1]
-                        trial[i + span : j + 1] = order[i : i + kind]
-                    length = _length(cost, trial)
-                    if length < current - 1e-12 * abs(current):
-                        order[:] = trial
-                        current = length
-                        improved = True
+                        if _exchange_gain(cost, order, i, middle, j + 1) > least_gain:
+                            run = order[i : j + 1].copy()
+                            last = j + 1 - middle
+                            order[i : i + last] = run[middle - i :]
+                            order[i + last : j + 1] = run[: middle - i]
+                            _sum_turned(cost, order, turned)
+                            improved = True
     return order
 
 
@@ -297,4 +328,4 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
         while successor[path[-1]] != n:
             path.append(successor[path[-1]])
         best.offer(path_length(cost, tuple(path)), tuple(path))
-        best.raise_bound(solver.best_objective_bound / scale, "CP-SAT circuit")
+        best.offer_bound(solver.best_objective_bound / scale, "CP-SAT circuit")

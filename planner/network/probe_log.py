@@ -146,7 +146,7 @@ class ProbeLog:
                 f"{SCHEMA_VERSION}"
             )
         findings: dict[tuple[str, str], LinkFinding] = {}
-        for line in lines[1:-1]:  # behind the last end of a line nothing is whole
+        for line in lines[1:-1]:  # after the last end of a line nothing is whole
             try:
                 finding = LinkFinding.of_line(line)
             except NetworkError as error:

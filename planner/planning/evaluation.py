@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.planning.averaging import averaging_rounds
+from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
-from planner.planning.straight import straight_schedule
+from planner.planning.straight.schedules import straight_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import first_step_s, predict, step_s
@@ -44,9 +44,12 @@ def compute_times(
     calibration = problem.request.calibration
     if calibration is None:
         return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
-    return calibration.compute_times(
-        cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
-    )
+    try:
+        return calibration.compute_times(
+            cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
+        )
+    except ValueError as error:  # what this shape needs was not measured
+        raise ProblemError(str(error)) from None
 
 
 def stage_averaging(

@@ -32,7 +32,7 @@ def balanced_split(
     head_stage: int,
     recompute: Sequence[bool] = (),
 ) -> tuple[tuple[int, int], ...]:
-    """Contiguous layer ranges that minimise the largest stage time (exact, dynamic programme).
+    """Contiguous layer ranges that minimise the largest stage time (exact, dynamic program).
 
     A stage takes its FLOPs, with the head's where it runs, over its group's slowest device. Of
     equally good splits, the one whose stage times have the smallest sum of squares.

@@ -205,10 +205,10 @@ def _combinations(
         least: dict[str, Any] = {"objective": Objective.TIME}
         if worth < math.inf:
             least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
-        for every, codec, boundary, who in product(*choices):
-            if every == 1 and who != NO_INNER_AVERAGING and NO_INNER_AVERAGING in choices[-1]:
+        for every_steps, codec, boundary, who in product(*choices):
+            if every_steps == 1 and who != NO_INNER_AVERAGING and NO_INNER_AVERAGING in choices[-1]:
                 continue  # all average in every step
-            chosen = {"sync_every": every, "codec": codec, "boundary_codec": boundary}
+            chosen = {"sync_every": every_steps, "codec": codec, "boundary_codec": boundary}
             yield chosen | ({} if who == NO_INNER_AVERAGING else {"within": who}), least
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
+from planner.planning.averaging.hierarchical import has_hierarchy
 from planner.planning.calibrated import calibrated
-from planner.planning.hierarchical_averaging import has_hierarchy
 from planner.planning.request import Objective, PlanKind, PlanRequest, ShareRule
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of, seed_of

@@ -39,7 +39,7 @@ class PlanKind(enum.StrEnum):
 
 
 class OperationOrder(enum.StrEnum):
-    """Order of a device's operations in a straight pipeline; see `planner.planning.straight`."""
+    """Order of a device's operations in straight pipelines (`planning.straight.schedules`)."""
 
     EAGER_1F1B = "eager-1f1b"
     ONE_F_ONE_B = "1f1b"

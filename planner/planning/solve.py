@@ -8,29 +8,35 @@ from dataclasses import replace
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.planning.aggregators import with_aggregators
+from planner.network.error import NetworkError
+from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.baselines.plans import Baselines
 from planner.planning.baselines.search import BaselinePlan
 from planner.planning.calibrated import fastest_measured
 from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
-from planner.planning.local_sgd_placement import place_for_local_sgd
-from planner.planning.parallelism_candidates import NO_SHAPE, Candidate, candidates, runners_up
-from planner.planning.partial_path_plan import PlannedShape, partial_path_plan
-from planner.planning.placement import (
+from planner.planning.partial_paths.partial_path_plan import PlannedShape, partial_path_plan
+from planner.planning.problem import PlanningProblem
+from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
+from planner.planning.shape import Shape, shape_of
+from planner.planning.step_bound import StepBound, step_bound
+from planner.planning.straight.local_sgd_placement import place_for_local_sgd
+from planner.planning.straight.parallelism_candidates import (
+    NO_SHAPE,
+    ShapeRow,
+    candidates,
+    runners_up,
+)
+from planner.planning.straight.placement import (
     Placement,
     place_heterogeneous,
     place_stages,
     reason_when_slower,
 )
-from planner.planning.plan_aware_stop import PlanAwareStop
-from planner.planning.problem import PlanningProblem
-from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
-from planner.planning.shape import Shape, shape_of
-from planner.planning.step_bound import StepBound, step_bound
+from planner.planning.straight.plan_aware_stop import PlanAwareStop
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
@@ -49,6 +55,8 @@ from planner.workload.workload import Workload
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
+REFUSALS = (ProblemError, NetworkError)
+"""Errors that refuse a shape. Others, such as a deadlock in the simulator, are bugs."""
 FIRST_LOOK_SHARE = 0.5
 """Share of the limit for a first look at every shape; the best one gets the rest."""
 
@@ -107,7 +115,7 @@ def plan(
 
 
 def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
-    from planner.planning.joint_search import search_jointly  # numba takes a while to load
+    from planner.planning.joint.joint_search import search_jointly  # numba takes a while to load
 
     # bounds need the rates of all pairs
     problem.cluster.network.require_complete()
@@ -143,7 +151,7 @@ def _straight_plans(
     variant = replace(fastest.start.problem, cluster=problem.cluster)
     try:
         straight = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
-    except ValueError:
+    except REFUSALS:
         return []
     return [] if straight.plan is None else [straight.plan.replace(certificates={})]
 
@@ -158,7 +166,7 @@ def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBo
         workload,
         Codec(request.codec).wire_ratio,
         recomputes=request.recompute != (),
-        every=request.sync_every,
+        every_steps=request.sync_every,
         aggregators_in=problem.aggregators_in,
         two_frequency=request.within is not None,
         measured=request.calibration is not None,
@@ -201,11 +209,11 @@ def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Re
     run = started(stop)
     baselines = Baselines.of(problem, stop)
     ranks = baselines.ranks
-    ranked = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
+    rank_baselines = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
     if fixed is None or _recomputed(problem, fixed) is not None:
-        result = _best_shape(problem, shapes, _remaining_limit(stop, run), ranked)
+        result = _best_shape(problem, shapes, _remaining_limit(stop, run), rank_baselines)
     else:
-        result = _plan_shape(problem, fixed, _remaining_limit(stop, run), ranked)
+        result = _plan_shape(problem, fixed, _remaining_limit(stop, run), rank_baselines)
     return replace(result, baselines=baselines)
 
 
@@ -213,7 +221,7 @@ def _with_recomputation(problem: PlanningProblem) -> list[PlanningProblem]:
     """The problem, and the same with recomputation where that may help."""
     try:
         variant = _recomputed(problem, shape_of(problem))
-    except ValueError:
+    except REFUSALS:
         return [problem]
     return [problem] if variant is None else [problem, variant]
 
@@ -237,12 +245,12 @@ def _plan_shape(
     problem: PlanningProblem,
     shape: Shape,
     stop: StoppingCriterion,
-    ranked: Sequence[BaselinePlan] = (),
+    rank_baselines: Sequence[BaselinePlan] = (),
 ) -> Result[TrainingPlan]:
     run = started(stop)
     make = partial_path_plan if problem.request.kind is PlanKind.PARTIAL_PATHS else _straight
     planned = make(problem, shape, stop, run)
-    for baseline in ranked:
+    for baseline in rank_baselines:
         if (
             _matches_shape(baseline, problem, shape)
             and baseline.step_s < planned.plan.predicted.step_s
@@ -250,16 +258,16 @@ def _plan_shape(
             fitted, _, _ = baseline.start.fitted()
             reason = reason_when_slower(planned.reason)
             planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", reason)
-    step: Incumbent[TrainingPlan] = Incumbent(
+    incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )
     plan = with_cost(with_aggregators(problem, planned.plan), problem.request)
-    step.offer(plan.predicted.step_s, plan)
+    incumbent.offer(plan.predicted.step_s, plan)
     bound = step_bound(problem, planned.shape)
     bound = bound or _measured_bound(problem, plan, plan.workload.microbatch_samples)
     if bound is not None:
-        step.raise_bound(*bound)
-    return _with_certificates(step.result(exhausted=planned.reason), planned.certificates)
+        incumbent.offer_bound(*bound)
+    return _with_certificates(incumbent.result(exhausted=planned.reason), planned.certificates)
 
 
 def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shape) -> bool:
@@ -275,11 +283,11 @@ def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shap
 
 
 def _with_certificates(
-    step: Result[TrainingPlan], parts: dict[str, Certificate], objective: str = "step"
+    result: Result[TrainingPlan], parts: dict[str, Certificate], objective: str = "step"
 ) -> Result[TrainingPlan]:
-    assert step.plan is not None
-    certificates = {**parts, objective: step.certificate()}
-    return replace(step, plan=step.plan.replace(certificates=certificates))
+    assert result.plan is not None
+    certificates = {**parts, objective: result.certificate()}
+    return replace(result, plan=result.plan.replace(certificates=certificates))
 
 
 def _straight(
@@ -311,13 +319,13 @@ def _best_shape(
     problem: PlanningProblem,
     shapes: Sequence[PlanningProblem],
     stop: StoppingCriterion,
-    ranked: Sequence[BaselinePlan],
+    rank_baselines: Sequence[BaselinePlan],
 ) -> Result[TrainingPlan]:
     """A first look at every number of stages and microbatch size, then more for the best one."""
     run = started(stop)
     first_look = stop.portion(FIRST_LOOK_SHARE / len(shapes))
     interrupted = False
-    refused: list[Candidate] = []
+    refused: list[ShapeRow] = []
     looked_at: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for variant in shapes:
         for open_problem in _with_recomputation(variant):
@@ -325,11 +333,13 @@ def _best_shape(
                 looked_at.append(
                     (
                         open_problem,
-                        _plan_shape(open_problem, shape_of(open_problem), first_look, ranked),
+                        _plan_shape(
+                            open_problem, shape_of(open_problem), first_look, rank_baselines
+                        ),
                     )
                 )
-            except ValueError as error:
-                refused.append(Candidate.refusal(open_problem, str(error)))
+            except REFUSALS as error:
+                refused.append(ShapeRow.refusal(open_problem, str(error)))
                 continue
             if (interrupted := _interrupted(looked_at[-1][1])) or run.check() is not None:
                 break
@@ -349,12 +359,12 @@ def _best_shape(
     second_look = best
     if not interrupted and run.check() is None:
         remaining_stop = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
-        second_look = _plan_shape(winner, shape_of(winner), remaining_stop, ranked)
+        second_look = _plan_shape(winner, shape_of(winner), remaining_stop, rank_baselines)
     if objective_or_inf(second_look) < objective_or_inf(best):
         best = second_look
         looked_at[best_index] = winner, second_look
-    table = sorted([*(Candidate.of(*p) for p in looked_at), *refused], key=Candidate.rank)
-    best_of_shape: dict[tuple[int, int, int], Candidate] = {}
+    table = sorted([*(ShapeRow.of(*p) for p in looked_at), *refused], key=ShapeRow.rank)
+    best_of_shape: dict[tuple[int, int, int], ShapeRow] = {}
     for row in table:
         best_of_shape.setdefault(row.shape, row)
     table = list(best_of_shape.values())
@@ -371,22 +381,22 @@ def _with_least_bound(
     problem: PlanningProblem,
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
-    table: Sequence[Candidate],
+    table: Sequence[ShapeRow],
     run: StopRun,
 ) -> Result[TrainingPlan]:
     """The best plan, with the least bound of all shapes as its own, or that of any plan."""
     assert best.plan is not None and best.objective is not None
-    step: Incumbent[TrainingPlan] = Incumbent(
+    incumbent: Incumbent[TrainingPlan] = Incumbent(
         run,
         best.plan.content_hash,
         method=f"{best.method}, {len(table)} shapes",
         seed=best.seed,
     )
-    step.offer(best.objective, best.plan)
+    incumbent.offer(best.objective, best.plan)
     plans = [result.plan for result in results if result.plan is not None]
     samples = math.gcd(*(plan.workload.microbatch_samples for plan in plans))
     if (measured_bound := _measured_bound(problem, best.plan, samples)) is not None:
-        step.raise_bound(*measured_bound)
+        incumbent.offer_bound(*measured_bound)
     elif problem.request.calibration is None and all(r.bound is not None for r in results):
         least = min(results, key=lambda result: result.bound or 0.0)
         witness = {
@@ -394,9 +404,9 @@ def _with_least_bound(
             "shapes": [s for r in results if r.witness for s in r.witness["shapes"]],
         }
         basis = f"least of {len(results)} shapes: {least.basis}"
-        step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
+        incumbent.offer_bound(least.bound or 0.0, basis, witness, rounding=0.0)
     parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
-    bounded = step.result(exhausted=best.stop_reason)
+    bounded = incumbent.result(exhausted=best.stop_reason)
     assert bounded.plan is not None
     with_alternatives = bounded.plan.replace(alternatives=runners_up(bounded.plan, table))
     shown = tuple(table) if problem.request.stages == "auto" else ()

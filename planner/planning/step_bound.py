@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.averaging_bound import AveragingBound, averaging_bound
-from planner.planning.cycle_bounds import cycle_bound_s
+from planner.planning.averaging.averaging_bound import AveragingBound, averaging_bound
+from planner.planning.partial_paths.cycle_bounds import cycle_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind, ShareRule
 from planner.planning.shape import Shape

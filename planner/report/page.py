@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.checker.bound_basis import bound_bases
+from planner.network.limit_notes import assumed_limits, unstated_sites
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed_steps import Executed
@@ -25,7 +26,6 @@ from planner.report.figures import (
     utilization,
 )
 from planner.report.sensitivity import MAX_PAIRS, MAX_REGIONS, MAX_SINGLE, SLOWER, Slower
-from planner.simulator.resources import assumed_limits, unstated_sites
 from planner.simulator.simulator import predicted_timeline
 from planner.simulator.timeline import COLOURS, NAMES, Op, Timeline
 from planner.training_plan.error import PlanError

@@ -27,8 +27,8 @@ MODULES = (
     "planner.search.rng",
     "planner.simulator.event_queue",
     "planner.simulator.compiled_event_loop",
-    "planner.planning.layout_kernel",
-    "planner.planning.flow_paths",
+    "planner.planning.joint.layout_kernel",
+    "planner.planning.joint.flow_paths",
     "planner.checker.event_loop",
     "planner.matching.bottleneck",
     "planner.matching.path_tsp",
@@ -49,10 +49,10 @@ MODULES = (
 def main() -> int:
     """Build the extensions and the record of their sources in the package's folder."""
     RECORD.unlink(missing_ok=True)  # so that the kernels are loaded as Python, not from extensions
-    for room in {module.rpartition(".")[0] for module in MODULES}:
+    for package in {outer for module in MODULES for outer in _packages(module)}:
         # skip the package's __init__, which imports solvers that no kernel needs
-        sys.modules[room] = ModuleType(room)
-        sys.modules[room].__path__ = [str(PACKAGE / room.rpartition(".")[2])]
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(PACKAGE.joinpath(*package.split(".")[1:]))]
     kernels = [importlib.import_module(module) for module in MODULES]
     for allocates, name in EXTENSIONS.items():
         entries = {
@@ -65,6 +65,12 @@ def main() -> int:
     digests = {path.relative_to(PACKAGE).as_posix(): digest_of(path) for path in sources}
     RECORD.write_text(json.dumps({"modules": MODULES, "sources": digests}, indent=1))
     return 0
+
+
+def _packages(module: str) -> Iterator[str]:
+    """Packages around a module, without `planner` itself."""
+    parts = module.split(".")[:-1]
+    return (".".join(parts[: k + 1]) for k in range(1, len(parts)))
 
 
 def _file(module: ModuleType) -> Path:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,13 +50,23 @@ def solve_interruptibly(
     CP-SAT would swallow the signal, and Python's handler does not run during a call into it, so the
     solve runs in another thread.
     """
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        task = pool.submit(solver.solve, model, callback)
-        while True:
-            try:
-                return task.result(timeout=POLL_S)
-            except FutureTimeout:
-                continue
-            except BaseException:
-                solver.stop_search()
-                raise
+    outcome: Future[Any] = Future()
+
+    def solve() -> None:
+        try:
+            outcome.set_result(solver.solve(model, callback))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=solve)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL_S)
+    except BaseException:
+        # before the solver has entered its search, `stop_search` has no effect: repeat it
+        while thread.is_alive():
+            solver.stop_search()
+            thread.join(POLL_S)
+        raise
+    return outcome.result()

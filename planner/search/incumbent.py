@@ -94,7 +94,7 @@ class Incumbent(Generic[PlanT]):
         self.run.found(objective, self._callback_value(candidate))
         return True
 
-    def raise_bound(
+    def offer_bound(
         self,
         bound: float,
         basis: str,
@@ -126,7 +126,10 @@ class Incumbent(Generic[PlanT]):
     @property
     def closed(self) -> bool:
         """Whether the gap is small enough for OPTIMAL."""
-        gap = relative_gap(self.objective, self.bound) if self.plan is not None else None
+        return self.plan is not None and self._is_closed(self.objective)
+
+    def _is_closed(self, objective: float) -> bool:
+        gap = relative_gap(objective, self.bound)
         return gap is not None and gap <= OPTIMAL_GAP
 
     @overload
@@ -158,15 +161,14 @@ class Incumbent(Generic[PlanT]):
         candidate = self.plan if plan is None else plan
         if candidate is None:
             return self.without_plan(Status.UNKNOWN, self.run.reason or "nothing found")
-        if objective is not None:
-            self.objective = objective
-            self._require_consistent(self.basis)
+        value = self.objective if objective is None else objective
+        self._require_consistent(self.basis, value)
         return Result.of(
             candidate,
-            self.objective,
+            value,
             self.bound,
             runtime_s=self.run.elapsed_s,
-            stop_reason="optimal" if self.closed else self.run.reason or exhausted,
+            stop_reason="optimal" if self._is_closed(value) else self.run.reason or exhausted,
             seed=self.seed,
             method=self.method,
             history=self.run.history,
@@ -203,17 +205,20 @@ class Incumbent(Generic[PlanT]):
         self.bound, self.basis, self.witness = bound, basis, witness
         self.run.bound = bound
 
-    def _require_consistent(self, basis: str) -> None:
-        if self.bound is None or self.plan is None:
+    def _require_consistent(self, basis: str, objective: float | None = None) -> None:
+        """Compare the bound with the incumbent's objective, or with a more exact one."""
+        value = self.objective if objective is None else objective
+        if self.bound is None or math.isinf(value):
             return
         # bounds include their rounding margin already
-        if self._sign * (self.bound - self.objective) > 1e-12 * abs(self.objective):
-            self.contradict(f"bound {self.bound!r} ({basis})")
+        if self._sign * (self.bound - value) > 1e-12 * abs(value):
+            self.contradict(f"bound {self.bound!r} ({basis})", value)
 
-    def contradict(self, what: str) -> NoReturn:
+    def contradict(self, what: str, objective: float | None = None) -> NoReturn:
         """Raise `WrongBoundError`: a proof or a model excludes the incumbent."""
+        value = self.objective if objective is None else objective
         raise WrongBoundError(
-            f"{what} excludes a plan of {self.objective!r} that was found: problem "
+            f"{what} excludes a plan of {value!r} that was found: problem "
             f"{fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this is an "
             "error in planner, please report it"
         )

@@ -42,10 +42,10 @@ class StopRun:
         iterations count towards every limit, but not as iterations without improvement.
     """
 
-    def __init__(self, rule: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
-        self._criterion = rule
+    def __init__(self, criterion: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
+        self._criterion = criterion
         self.steps_per_effort = steps_per_effort
-        self._started, self._seconds = time.perf_counter(), rule.seconds()
+        self._started, self._seconds = time.perf_counter(), criterion.seconds()
         self.iterations = 0
         self.since_improvement = 0
         self.evaluates_plans = True

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 Bar = tuple[str, float, float]
-"""Kind, begin and end in seconds."""
+"""Kind, start and end in seconds."""
 WIDTH, ROW, LABEL = 720, 14, 130
 """Width of the bars, height of a row and width of a name, in pixels."""
 LETTERS = 20

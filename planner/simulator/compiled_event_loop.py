@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.search.arrays import Floats, Ints, Ints2
 from planner.search.compiled import entry, inlined, kernel
 from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.event_queue import pop, push, reschedule
@@ -47,9 +48,9 @@ from planner.simulator.state import (
 """Event kinds: an operation ends; a message joins its queue, leaves it, arrives; a round sends its
 last byte, and ends; a device receives the gradient norm; an optimizer step ends. The event
 `PROCESSOR` is the end of the first of the operations that share processors."""
-KINDS = 16
-"""An event is encoded as ``KINDS * subject + kind``. Slots of the event queue: `MESSAGE_SENT` of
-every pair, then `ROUND_SENT` of every group, then `PROCESSOR`."""
+EVENT_STRIDE = 16
+"""An event is encoded as ``EVENT_STRIDE * subject + kind``. Slots of the event queue:
+`MESSAGE_SENT` of every pair, then `ROUND_SENT` of every group, then `PROCESSOR`."""
 
 ROUNDING = 1e-9
 """Relative: a demand that exceeds a capacity by no more than this is no bottleneck."""
@@ -79,14 +80,14 @@ def _round32(x: float) -> float:
 
 
 @inlined
-def _is_bottleneck(capacity: Any, demand: Any, r: int) -> bool:
+def _is_bottleneck(capacity: Floats, demand: Floats, r: int) -> bool:
     """Whether a resource's active pairs together could use more than its capacity."""
     return bool(demand[r] > capacity[r] * (1 + ROUNDING))
 
 
 @kernel
 def _collect_affected(
-    pairs: Any, flows: Any, num_affected: int, threshold: float
+    pairs: Pairs, flows: FlowState, num_affected: int, threshold: float
 ) -> tuple[int, int]:
     """Extend the affected pairs by all that are connected with them through bottlenecks.
 
@@ -140,7 +141,7 @@ def _collect_affected(
 
 
 @kernel
-def _set_rate(flows: Any, queue: Any, p: int, fair_rate: float, now: float) -> None:
+def _set_rate(flows: FlowState, queue: EventQueue, p: int, fair_rate: float, now: float) -> None:
     rate = _round32(fair_rate)
     flows.fair_rate[p] = fair_rate
     if rate == flows.rate[p]:
@@ -151,16 +152,16 @@ def _set_rate(flows: Any, queue: Any, p: int, fair_rate: float, now: float) -> N
     flows.updated_s[p] = now
     flows.rate[p] = rate
     flows.changed[0] = 1
-    reschedule(queue, p, now + flows.remaining_bytes[p] / rate, KINDS * p + MESSAGE_SENT)
+    reschedule(queue, p, now + flows.remaining_bytes[p] / rate, EVENT_STRIDE * p + MESSAGE_SENT)
 
 
 @inlined
 def _freeze_rate(
-    shared: Any,
-    residual: Any,
-    num_rising: Any,
-    fill_level: Any,
-    seen: Any,
+    shared: Ints2,
+    residual: Floats,
+    num_rising: Ints,
+    fill_level: Floats,
+    seen: Ints,
     p: int,
     fair_rate: float,
 ) -> None:
@@ -177,7 +178,12 @@ def _freeze_rate(
 
 @kernel
 def _recompute_max_min_rates(
-    pairs: Any, flows: Any, queue: Any, num_affected: int, threshold: float, now: float
+    pairs: Pairs,
+    flows: FlowState,
+    queue: EventQueue,
+    num_affected: int,
+    threshold: float,
+    now: float,
 ) -> None:
     """Recompute max-min fair rates of affected and connected pairs by progressive filling.
 
@@ -243,7 +249,7 @@ def _recompute_max_min_rates(
 
 
 @kernel
-def _saturation_level(pairs: Any, flows: Any, r: int) -> float:
+def _saturation_level(pairs: Pairs, flows: FlowState, r: int) -> float:
     """The level at which a resource is full if pairs with lower rates keep them and others rise.
 
     A newly active pair has rate 0 and counts as rising.
@@ -263,7 +269,7 @@ def _saturation_level(pairs: Any, flows: Any, r: int) -> float:
 
 
 @kernel
-def _activate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+def _activate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, now: float) -> None:
     """Activate a pair whose queue was empty, and recompute the rates that this changes."""
     for j in range(MAX_SHARED):
         r = pairs.shared[p, j]
@@ -286,7 +292,7 @@ def _activate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> No
 
 
 @kernel
-def _deactivate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+def _deactivate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, now: float) -> None:
     """Deactivate a pair whose queue is empty: pairs that shared its bottlenecks get more."""
     flows.stamp[0] += 1
     stamp = flows.stamp[0]
@@ -320,7 +326,7 @@ def _deactivate_pair(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> 
 
 
 @kernel
-def _unsent_bytes(flows: Any, p: int, now: float) -> float:
+def _unsent_bytes(flows: FlowState, p: int, now: float) -> float:
     """Bytes in a pair's queue that have not been sent."""
     if flows.head[p] == NONE:
         return 0.0
@@ -331,14 +337,20 @@ def _unsent_bytes(flows: Any, p: int, now: float) -> float:
 
 
 @inlined
-def _requested_rate(rounds: Any, alone_s: float, k: int) -> float:
+def _requested_rate(rounds: AveragingRounds, alone_s: float, k: int) -> float:
     """Bytes per second that a round would send over its k-th resource if it ran alone."""
     return float(_round32(rounds.resource_bytes[k] / alone_s)) if alone_s > 0.0 else 0.0
 
 
 @kernel
 def _begin_round(
-    pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
+    pairs: Pairs,
+    rounds: AveragingRounds,
+    flows: FlowState,
+    averaging: AveragingState,
+    queue: EventQueue,
+    g: int,
+    now: float,
 ) -> None:
     """Begin a round when its last member is ready.
 
@@ -373,11 +385,13 @@ def _begin_round(
     averaging.running_index[g] = averaging.num_running[0]
     averaging.running[averaging.num_running[0]] = g
     averaging.num_running[0] += 1
-    reschedule(queue, len(pairs.max_rate) + g, now + longest, KINDS * g + ROUND_SENT)
+    reschedule(queue, len(pairs.max_rate) + g, now + longest, EVENT_STRIDE * g + ROUND_SENT)
 
 
 @kernel
-def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
+def _end_round(
+    rounds: AveragingRounds, flows: FlowState, averaging: AveragingState, g: int
+) -> None:
     """End the sending of a round: its last byte has been sent."""
     for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
@@ -392,7 +406,9 @@ def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
 
 
 @kernel
-def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
+def _round_rate(
+    pairs: Pairs, rounds: AveragingRounds, flows: FlowState, averaging: AveragingState, g: int
+) -> float:
     """A round's speed relative to its speed alone.
 
     Messages enqueued after the round began keep their rates. Rounds that share a resource divide
@@ -416,7 +432,12 @@ def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> 
 
 @kernel
 def _update_round_rates(
-    pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, now: float
+    pairs: Pairs,
+    rounds: AveragingRounds,
+    flows: FlowState,
+    averaging: AveragingState,
+    queue: EventQueue,
+    now: float,
 ) -> None:
     """Recompute the running rounds' speeds after the messages in transit have changed."""
     flows.changed[0] = 0
@@ -431,16 +452,16 @@ def _update_round_rates(
         over = np.inf
         if rate > 0.0:
             over = now + max(averaging.alone_s[g] - averaging.progress_s[g], 0.0) / rate
-        reschedule(queue, len(pairs.max_rate) + g, over, KINDS * g + ROUND_SENT)
+        reschedule(queue, len(pairs.max_rate) + g, over, EVENT_STRIDE * g + ROUND_SENT)
 
 
 @kernel
-def _processor_rate(cores: float, processors: Any) -> float:
+def _processor_rate(cores: float, processors: ProcessorState) -> float:
     return float(min(1.0, cores / max(processors.size[0], 1)))
 
 
 @kernel
-def _earliest_end(processors: Any) -> int:
+def _earliest_end(processors: ProcessorState) -> int:
     """Index of the operation that ends first; of equals, the one that began first."""
     first = 0
     for k in range(1, processors.size[0]):
@@ -453,7 +474,9 @@ def _earliest_end(processors: Any) -> int:
 
 
 @kernel
-def _schedule_next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
+def _schedule_next_end(
+    processors: ProcessorState, queue: EventQueue, cores: float, now: float
+) -> None:
     """Schedule the end of the next operation that shares processors."""
     if processors.size[0] > 0:
         rest = max(processors.until[_earliest_end(processors)] - processors.state[0], 0.0)
@@ -462,14 +485,16 @@ def _schedule_next_end(processors: Any, queue: Any, cores: float, now: float) ->
 
 
 @kernel
-def _advance(processors: Any, cores: float, now: float) -> None:
+def _advance(processors: ProcessorState, cores: float, now: float) -> None:
     state = processors.state
     state[0] += (now - state[1]) * _processor_rate(cores, processors)
     state[1] = now
 
 
 @kernel
-def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> None:
+def _begin_shared(
+    processors: ProcessorState, queue: EventQueue, event: int, seconds: float
+) -> None:
     """Add an operation that shares processors."""
     queue.pushed[0] += 1
     k = processors.size[0]
@@ -480,7 +505,7 @@ def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> No
 
 
 @kernel
-def _end_shared(processors: Any) -> Any:
+def _end_shared(processors: ProcessorState) -> Any:
     """Remove the operation that ends first and return its event."""
     first = _earliest_end(processors)
     event = processors.event[first]
@@ -495,19 +520,25 @@ def _end_shared(processors: Any) -> Any:
 
 @inlined
 def _start_work(
-    options: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
+    options: RunOptions,
+    processors: ProcessorState,
+    queue: EventQueue,
+    d: int,
+    seconds: float,
+    kind: int,
+    now: float,
 ) -> None:
     """Start work on a device that takes ``seconds`` on a processor of its own."""
     if options.cores == 0:
-        push(queue, now + seconds, KINDS * d + kind)
+        push(queue, now + seconds, EVENT_STRIDE * d + kind)
         return
     _advance(processors, options.cores, now)
-    _begin_shared(processors, queue, KINDS * d + kind, seconds)
+    _begin_shared(processors, queue, EVENT_STRIDE * d + kind, seconds)
     _schedule_next_end(processors, queue, options.cores, now)
 
 
 @inlined
-def _mark_dirty(devices: Any, num_dirty: int, d: int) -> int:
+def _mark_dirty(devices: DeviceState, num_dirty: int, d: int) -> int:
     if devices.is_dirty[d]:
         return num_dirty
     devices.is_dirty[d] = True
@@ -516,7 +547,9 @@ def _mark_dirty(devices: Any, num_dirty: int, d: int) -> int:
 
 
 @inlined
-def _make_ready(operations: Any, options: Any, devices: Any, message: int) -> None:
+def _make_ready(
+    operations: OperationTable, options: RunOptions, devices: DeviceState, message: int
+) -> None:
     """An operation's input has arrived; ``message`` is step * operations + operation."""
     devices.inputs_ready[message] = True
     if len(options.max_live) == 0:
@@ -532,7 +565,9 @@ def _make_ready(operations: Any, options: Any, devices: Any, message: int) -> No
 
 
 @inlined
-def _next_chosen(operations: Any, options: Any, devices: Any, times: Any, d: int) -> int:
+def _next_chosen(
+    operations: OperationTable, options: RunOptions, devices: DeviceState, times: EventTimes, d: int
+) -> int:
     """Dynamic dispatch: B before H before F, first come first served; -1: none is ready."""
     for kind in range(3):
         o = devices.ready_head[d, kind]
@@ -546,7 +581,9 @@ def _next_chosen(operations: Any, options: Any, devices: Any, times: Any, d: int
 
 
 @inlined
-def _next_planned(operations: Any, options: Any, devices: Any, d: int) -> int:
+def _next_planned(
+    operations: OperationTable, options: RunOptions, devices: DeviceState, d: int
+) -> int:
     """The next operation in the planned order; -1 while its input has not arrived."""
     total = len(operations.device)
     t = devices.step[d]
@@ -558,13 +595,17 @@ def _next_planned(operations: Any, options: Any, devices: Any, d: int) -> int:
 
 
 @inlined
-def _has_more(operations: Any, options: Any, devices: Any, d: int) -> bool:
+def _has_more(
+    operations: OperationTable, options: RunOptions, devices: DeviceState, d: int
+) -> bool:
     row = options.steps[devices.step[d]] * len(operations.update_s) + d
     return bool(devices.position[d] < operations.order_ptr[row + 1] - operations.order_ptr[row])
 
 
 @inlined
-def _finish_step(options: Any, devices: Any, times: Any, d: int, now: float) -> None:
+def _finish_step(
+    options: RunOptions, devices: DeviceState, times: EventTimes, d: int, now: float
+) -> None:
     t = devices.step[d]
     times.step_end[t] = max(times.step_end[t], now)
     if t < options.recorded:
@@ -577,14 +618,14 @@ def _finish_step(options: Any, devices: Any, times: Any, d: int, now: float) -> 
 
 @kernel
 def _join_round(
-    pairs: Any,
-    rounds: Any,
-    options: Any,
-    devices: Any,
-    flows: Any,
-    averaging: Any,
-    queue: Any,
-    times: Any,
+    pairs: Pairs,
+    rounds: AveragingRounds,
+    options: RunOptions,
+    devices: DeviceState,
+    flows: FlowState,
+    averaging: AveragingState,
+    queue: EventQueue,
+    times: EventTimes,
     g: int,
     t: int,
     now: float,
@@ -601,17 +642,17 @@ def _join_round(
     if rounds.size[g] > 1:
         _begin_round(pairs, rounds, flows, averaging, queue, g, now)
     else:
-        push(queue, now, KINDS * g + ROUND_DONE)
+        push(queue, now, EVENT_STRIDE * g + ROUND_DONE)
 
 
 @kernel
 def _join_norm(
-    rounds: Any,
-    options: Any,
-    devices: Any,
-    averaging: Any,
-    queue: Any,
-    times: Any,
+    rounds: AveragingRounds,
+    options: RunOptions,
+    devices: DeviceState,
+    averaging: AveragingState,
+    queue: EventQueue,
+    times: EventTimes,
     d: int,
     t: int,
     now: float,
@@ -624,7 +665,7 @@ def _join_norm(
         push(
             queue,
             max(now, averaging.norm_sum_s[t] + rounds.norm_receive_s[d]),
-            KINDS * d + NORM_RECEIVED,
+            EVENT_STRIDE * d + NORM_RECEIVED,
         )
     elif rounds.norm_send_s[d] >= 0.0:
         averaging.norm_received[t] += 1
@@ -639,21 +680,21 @@ def _join_norm(
                 push(
                     queue,
                     averaging.norm_sum_s[t] + rounds.norm_receive_s[other],
-                    KINDS * other + NORM_RECEIVED,
+                    EVENT_STRIDE * other + NORM_RECEIVED,
                 )
 
 
 @kernel
 def _advance_delayed_averaging(
-    pairs: Any,
-    operations: Any,
-    rounds: Any,
-    options: Any,
-    devices: Any,
-    flows: Any,
-    averaging: Any,
-    queue: Any,
-    times: Any,
+    pairs: Pairs,
+    operations: OperationTable,
+    rounds: AveragingRounds,
+    options: RunOptions,
+    devices: DeviceState,
+    flows: FlowState,
+    averaging: AveragingState,
+    queue: EventQueue,
+    times: EventTimes,
     d: int,
     now: float,
 ) -> None:
@@ -678,16 +719,16 @@ def _advance_delayed_averaging(
 
 @inlined
 def _advance_device(
-    pairs: Any,
-    operations: Any,
-    rounds: Any,
-    options: Any,
-    devices: Any,
-    flows: Any,
-    averaging: Any,
-    processors: Any,
-    queue: Any,
-    times: Any,
+    pairs: Pairs,
+    operations: OperationTable,
+    rounds: AveragingRounds,
+    options: RunOptions,
+    devices: DeviceState,
+    flows: FlowState,
+    averaging: AveragingState,
+    processors: ProcessorState,
+    queue: EventQueue,
+    times: EventTimes,
     d: int,
     now: float,
 ) -> None:
@@ -742,12 +783,12 @@ def _advance_device(
 
 @inlined
 def _enqueue_message(
-    pairs: Any,
-    operations: Any,
-    options: Any,
-    flows: Any,
-    queue: Any,
-    times: Any,
+    pairs: Pairs,
+    operations: OperationTable,
+    options: RunOptions,
+    flows: FlowState,
+    queue: EventQueue,
+    times: EventTimes,
     message: int,
     now: float,
 ) -> None:
@@ -762,7 +803,7 @@ def _enqueue_message(
             times.send_begin[t, o] = now
             times.send_end[t, o] = now + size / pairs.max_rate[p]
         arrives = now + pairs.latency_s[p] + size / pairs.max_rate[p]
-        push(queue, arrives, KINDS * message + MESSAGE_ARRIVED)
+        push(queue, arrives, EVENT_STRIDE * message + MESSAGE_ARRIVED)
         return
     flows.next_message[message] = NONE
     flows.enqueued_s[message] = now
@@ -782,12 +823,12 @@ def _enqueue_message(
 
 @inlined
 def _dequeue_message(
-    pairs: Any,
-    operations: Any,
-    options: Any,
-    flows: Any,
-    queue: Any,
-    times: Any,
+    pairs: Pairs,
+    operations: OperationTable,
+    options: RunOptions,
+    flows: FlowState,
+    queue: EventQueue,
+    times: EventTimes,
     p: int,
     now: float,
 ) -> None:
@@ -797,7 +838,7 @@ def _dequeue_message(
     t, o = message // total, message % total
     if t < options.recorded:
         times.send_end[t, o] = now
-    push(queue, now + pairs.latency_s[p], KINDS * message + MESSAGE_ARRIVED)
+    push(queue, now + pairs.latency_s[p], EVENT_STRIDE * message + MESSAGE_ARRIVED)
     successor = flows.next_message[message]
     flows.head[p] = successor
     flows.changed[0] = 1
@@ -810,12 +851,20 @@ def _dequeue_message(
     flows.updated_s[p] = now
     if t < options.recorded:
         times.send_begin[t, o] = now
-    reschedule(queue, p, now + flows.remaining_bytes[p] / flows.rate[p], KINDS * p + MESSAGE_SENT)
+    reschedule(
+        queue, p, now + flows.remaining_bytes[p] / flows.rate[p], EVENT_STRIDE * p + MESSAGE_SENT
+    )
 
 
 @inlined
 def _finish_operation(
-    operations: Any, options: Any, devices: Any, queue: Any, times: Any, d: int, now: float
+    operations: OperationTable,
+    options: RunOptions,
+    devices: DeviceState,
+    queue: EventQueue,
+    times: EventTimes,
+    d: int,
+    now: float,
 ) -> int:
     """End an operation; returns the message to enqueue now, `NONE` if there is none."""
     o, t = devices.current[d], devices.step[d]
@@ -830,7 +879,7 @@ def _finish_operation(
         _make_ready(operations, options, devices, message - o + operations.successor[o])
         return NONE
     if options.message_s > 0:
-        push(queue, now + options.message_s, KINDS * message + MESSAGE_QUEUED)
+        push(queue, now + options.message_s, EVENT_STRIDE * message + MESSAGE_QUEUED)
         return NONE
     return int(message)
 
@@ -893,7 +942,7 @@ def run(
                 _advance(processors, options.cores, now)
                 event = _end_shared(processors)
                 _schedule_next_end(processors, queue, options.cores, now)
-            kind, subject = event % KINDS, event // KINDS
+            kind, subject = event % EVENT_STRIDE, event // EVENT_STRIDE
             if kind == COMPUTED:
                 # a result that stays on the device is available now
                 num_dirty = _mark_dirty(devices, num_dirty, subject)
@@ -920,7 +969,7 @@ def run(
                 t, over = averaging.step[subject], now + rounds.round_trip_s[subject]
                 if t < options.recorded:
                     times.round_end[t, subject] = over
-                push(queue, over, KINDS * subject + ROUND_DONE)
+                push(queue, over, EVENT_STRIDE * subject + ROUND_DONE)
             elif kind == ROUND_DONE:
                 for d in range(n):
                     first = rounds.device_ptr[d] + devices.round[d]

@@ -18,7 +18,7 @@ from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
-KINDS = ("B", "H", "F")
+OPERATION_KINDS = ("B", "H", "F")
 """Kinds of operations by number, the most urgent first."""
 
 
@@ -28,7 +28,7 @@ class OperationTable(NamedTuple):
     Attributes
     ----------
     device, kind, microbatch
-        ``int[O]``; kinds as indices into `KINDS`.
+        ``int[O]``; kinds as indices into `OPERATION_KINDS`.
     seconds
         ``float[O]``.
     successor
@@ -144,7 +144,7 @@ def compile_schedules(
     pair = np.full(len(kind), NONE)
     pair[travels] = index
     # a gradient has the size of the activations that its receiver sent
-    owner = np.where(kind[np.maximum(after, 0)] == KINDS.index("B"), target, device)
+    owner = np.where(kind[np.maximum(after, 0)] == OPERATION_KINDS.index("B"), target, device)
     operations = OperationTable(
         device,
         kind,
@@ -179,7 +179,11 @@ def _chains(schedule: Schedule) -> _Chains:
     microbatch = np.repeat(np.arange(len(lengths)), total)
     place = np.arange(int(total.sum())) - np.repeat(ends - total, total)
     length = lengths[microbatch]
-    kind = np.select([place < length, place == length], [KINDS.index("F"), KINDS.index("H")], 0)
+    kind = np.select(
+        [place < length, place == length],
+        [OPERATION_KINDS.index("F"), OPERATION_KINDS.index("H")],
+        0,
+    )
     return _Chains(
         np.array(flat, dtype=np.int64), kind, microbatch, place == 0, place == 2 * length
     )
@@ -204,12 +208,12 @@ def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
         )
     counts = np.array([len(row) for row in schedule.order], dtype=np.int64)
     rows = list(chain.from_iterable(schedule.order))
-    code = {kind: k for k, kind in enumerate(KINDS)}
+    code = {kind: k for k, kind in enumerate(OPERATION_KINDS)}
     kind = np.array([code[kind] for kind, _ in rows], dtype=np.int64)
     microbatch = np.array([b for _, b in rows], dtype=np.int64)
     device = np.repeat(np.arange(len(counts)), counts)
     # a path visits no device twice, so (microbatch, kind, device) identifies an operation
-    keys = (microbatch * len(KINDS) + kind) * n + device
-    known = (chains.microbatch * len(KINDS) + chains.kind) * n + chains.device
+    keys = (microbatch * len(OPERATION_KINDS) + kind) * n + device
+    known = (chains.microbatch * len(OPERATION_KINDS) + chains.kind) * n + chains.device
     by_name = np.argsort(known)
     return _Orders(by_name[np.searchsorted(known, keys, sorter=by_name)], counts)

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.pairs import Pairs
-from planner.simulator.program import KINDS, OperationTable, Program
+from planner.simulator.program import OPERATION_KINDS, OperationTable, Program
 from planner.simulator.resources import MAX_SHARED, NONE, Ints
 from planner.simulator.state import (
     IDLE,
@@ -105,7 +105,7 @@ class Run:
         averaging = _averaging_state(rounds, len(pairs.capacity), len(options.steps))
         processors = _processor_state(n)
         # at most two events per device and one per message, group and slot at a time
-        slots = len(pairs.source) + groups + 1  # in the order that `kernel.KINDS` documents
+        slots = len(pairs.source) + groups + 1  # in the order that `kernel.EVENT_STRIDE` documents
         queue = EventQueue.of(2 * n + groups + len(devices.inputs_ready) + slots, slots)
         run(pairs, operations, rounds, options, devices, flows, averaging, times, processors, queue)
         stuck, d = None, int(times.stuck[0])
@@ -117,7 +117,7 @@ class Run:
         """The operations that every device chose, in order."""
         operations, times = self.operations, self.times
         name = [
-            (KINDS[kind], b)
+            (OPERATION_KINDS[kind], b)
             for kind, b in zip(
                 operations.kind.tolist(), operations.microbatch.tolist(), strict=True
             )

@@ -5,6 +5,20 @@ Every ordered pair sends one message at a time; the active pairs share a device'
 and a site's link max-min fairly. A group averages as soon as its last member is ready, while other
 stages still work, and there is no barrier between steps. With ``links="unlimited"`` messages do not
 slow each other down and averaging follows the whole pipeline, as in the papers' cost models.
+
+================================  ==================================================================
+function                          use
+================================  ==================================================================
+`simulate`                        timeline of one iteration with the plan's step time, any cluster
+`simulate_cycle`                  timelines of all iterations of the cycle
+`predict`                         the times that a new plan states in its file
+`step_s`                          the step time alone
+`first_step_s`                    a cheap estimate of it, to rank candidates
+`steady_step_s`                   the mean over many more steps, to verify it
+`steps_by_averaging_s`            steps without and with averaging, if one in H averages
+`cycle_steps_s`                   every step of the pass that `step_s` measures, any cluster
+`predicted_timeline`              the timeline with the step time that the plan already states
+================================  ==================================================================
 """
 
 from __future__ import annotations
@@ -21,7 +35,7 @@ from planner.network.error import NetworkError
 from planner.simulator.averaging_rounds import bytes_between
 from planner.simulator.link_load import link_loads
 from planner.simulator.paper_model import averaging_s, closing_ops
-from planner.simulator.program import KINDS, Program, compile_plan
+from planner.simulator.program import OPERATION_KINDS, Program, compile_plan
 from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.timeline import Op, Timeline, Transfer, sorted_ops
@@ -146,7 +160,7 @@ def predict(plan: TrainingPlan) -> Predicted:
 
 
 def first_step_s(plan: TrainingPlan) -> float:
-    """The longest time of a stage in the first of two steps, from its begin to its update.
+    """The longest time of a stage in the first of two steps, from its start to its update.
 
     A cheap estimate of `step_s` (less than half the simulation). If replicas average every H steps,
     the mean over steps with and without averaging.
@@ -193,7 +207,7 @@ def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s, averages_s, covered_steps = simulation.steps_by_averaging_s()
+    alone_s, averages_s, covered_steps = simulation.mean_steps_s()
     if covered_steps == plan.sync.every_steps:
         alone_s = simulation.mean_step_s(averages=False)
     return alone_s, covered_steps * averages_s - (covered_steps - 1) * alone_s
@@ -208,18 +222,18 @@ def cycle_steps_s(
 ) -> list[float]:
     """Times between step ends in the third pass through the cycle."""
     simulation = _Simulation.of(plan, cluster, workload, LinkModel.QUEUED, cores)
-    every = plan.sync.every_steps
-    if every == 1:
+    every_steps = plan.sync.every_steps
+    if every_steps == 1:
         return simulation.third_pass_s(averages=True)
     alone_s = simulation.third_pass_s(averages=False)
     with_s = simulation.third_pass_s(averages=True)
     if plan.sync.delayed:
-        more_s = every * (simulation.step_s() - sum(alone_s) / len(alone_s))
+        more_s = every_steps * (simulation.step_s() - sum(alone_s) / len(alone_s))
         with_s = [step_s + more_s for step_s in alone_s]
     cycle_length = len(alone_s)
     return [
-        (with_s if (t + 1) % every == 0 else alone_s)[t % cycle_length]
-        for t in range(math.lcm(cycle_length, every))
+        (with_s if (t + 1) % every_steps == 0 else alone_s)[t % cycle_length]
+        for t in range(math.lcm(cycle_length, every_steps))
     ]
 
 
@@ -293,9 +307,9 @@ class _Simulation:
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
             return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
-        return self.plan.sync.mean_s(*self.steps_by_averaging_s())
+        return self.plan.sync.mean_s(*self.mean_steps_s())
 
-    def steps_by_averaging_s(self) -> tuple[float, float, int]:
+    def mean_steps_s(self) -> tuple[float, float, int]:
         """Mean step without averaging, with averaging, and how many of H steps the latter covers.
 
         The count is 1, or 2 if averaging is delayed; the former is 0 if the count is H.
@@ -358,7 +372,7 @@ class _Simulation:
         operations, pairs, times = self.program.operations, self.program.pairs, run.times
         operation_ids = run.operation_ids(schedule)
         ops = sorted_ops(
-            Op(b, d, KINDS[kind], begin, end)
+            Op(b, d, OPERATION_KINDS[kind], begin, end)
             for b, d, kind, begin, end in zip(
                 operations.microbatch[operation_ids].tolist(),
                 operations.device[operation_ids].tolist(),
@@ -372,7 +386,7 @@ class _Simulation:
         sent = sent[np.argsort(times.arrived[0, sent], kind="stable")]
         p = operations.pair[sent]
         transfers = tuple(
-            Transfer(b, KINDS[kind], i, j, size, handed, arrived, leaves, departures)
+            Transfer(b, OPERATION_KINDS[kind], i, j, size, handed, arrived, leaves, departures)
             for b, kind, i, j, size, handed, arrived, leaves, departures in zip(
                 operations.microbatch[sent].tolist(),
                 operations.kind[operations.successor[sent]].tolist(),

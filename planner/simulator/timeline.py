@@ -48,7 +48,7 @@ class Op(NamedTuple):
     kind
         F, H or B.
     start_s, end_s
-        Begin and end, seconds from the begin of the iteration.
+        Start and end, seconds from the start of the iteration.
     """
 
     microbatch: int
@@ -66,9 +66,9 @@ class Transfer(NamedTuple):
     kind
         Kind of the operation that receives it: F, H or B.
     start_s, end_s
-        When it is enqueued and when it arrives, seconds from the begin of the iteration.
+        When it is enqueued and when it arrives, seconds from the start of the iteration.
     leaves_s, left_s
-        Begin and end of sending: before, it waits in the link's queue; afterwards its last byte
+        Start and end of sending: before, it waits in the link's queue; afterwards its last byte
         travels for the link's latency.
     """
 

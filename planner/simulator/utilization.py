@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Span = tuple[float, float]
-"""Begin and end, seconds."""
+"""Start and end, seconds."""
 
 
 def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:

@@ -20,8 +20,8 @@ from planner.checker.dispatch import check
 from planner.cli import partial_output
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
-from planner.planning.joint_search import _Search
-from planner.planning.layout_search import LayoutSearch
+from planner.planning.joint.joint_search import _Search
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, StopRun
 from planner.training_plan import file as plan_files

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.planning.aggregators import on_cluster
+from planner.planning.averaging.aggregators import on_cluster
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan

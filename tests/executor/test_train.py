@@ -244,7 +244,7 @@ def test_recomputation_changes_no_bit(some: tuple[bool, ...], tmp_path: Path) ->
 
 def skipping_and_swapping_plan() -> TrainingPlan:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
-    from planner.planning.straight import eagerly_ordered
+    from planner.planning.straight.schedules import eagerly_ordered
     from planner.simulator.resources import LinkResources
     from planner.training_plan.choices import Head
     from planner.training_plan.schedule import Schedule

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.training_plan.averaging_group import AveragingGroup
@@ -66,9 +66,7 @@ def flow(codec: str = "none") -> TrainingPlan:
     problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
     return (
-        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout)
-        .candidate()
-        .plan()
+        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout).build().plan()
     )
 
 

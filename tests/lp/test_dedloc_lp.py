@@ -83,7 +83,7 @@ def test_cuts_are_needed_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transport_is_a_maximum_flow() -> None:
-    """Against the linear programme: flows that cover all needs, or cuts that are violated."""
+    """Against the linear program: flows that cover all needs, or cuts that are violated."""
     rng = np.random.default_rng(2)
     found = {True: 0, False: 0}
     for _ in range(150):

@@ -58,7 +58,7 @@ def test_enumeration_equals_brute_force(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_branch_and_bound_equals_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with enumeration off: knapsack bounds and the mixed-integer programme."""
+    """The same with enumeration off: knapsack bounds and the mixed-integer program."""
     monkeypatch.setattr(search_module, "MAX_ENUMERATED", 0)
     problem = random_problem(np.random.default_rng(seed))
     assert_best(problem, brute_force(problem))

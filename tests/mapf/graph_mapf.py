@@ -242,7 +242,7 @@ def solve_graph_mapf(
             best.offer(node.cost, node)
     if best.plan is None and math.isinf(search.bound):
         return _answer(domain, best.without_plan(Status.INFEASIBLE, "search exhausted"))
-    best.raise_bound(search.bound, OPEN_LIST)
+    best.offer_bound(search.bound, OPEN_LIST)
     return _answer(domain, best.result(exhausted="within suboptimality"))
 
 

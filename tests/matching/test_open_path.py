@@ -15,6 +15,7 @@ from planner.matching.path_tsp import (
     OpenPathParams,
     _assignment_bound,
     _circuit,
+    _improve,
     path_length,
 )
 from planner.search.certificate import Status
@@ -120,7 +121,7 @@ def test_wrong_bounds_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
             open_path(cost, MaxIterations(30), seed=4)
 
     def wrong_circuit(_: Any, best: Incumbent[Any], __: Any) -> None:
-        best.raise_bound(1.5 * 19, "CP-SAT circuit")
+        best.offer_bound(1.5 * 19, "CP-SAT circuit")
 
     monkeypatch.setattr(MODULE, "_assignment_bound", lambda given: real(given) / 2)
     monkeypatch.setattr(MODULE, "_circuit", wrong_circuit)
@@ -165,3 +166,24 @@ def test_wrong_held_karp_value_is_detected(monkeypatch: pytest.MonkeyPatch) -> N
         open_path(cost)
     monkeypatch.setattr(module, "_held_karp", lambda _: (np.arange(9), true[1]))
     assert open_path(cost).status is not Status.OPTIMAL
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_local_optima_cannot_be_improved_by_moving_a_block(seed: int) -> None:
+    """Blocks of up to three nodes, in both directions, on asymmetric costs."""
+    random = np.random.default_rng(seed)
+    n = 9 + seed
+    cost = random.random((n, n))
+    np.fill_diagonal(cost, 0.0)
+    order = _improve(cost, random.permutation(n).astype(np.int64)).tolist()
+    length = path_length(cost, tuple(order))
+    for size in range(1, 4):
+        for start in range(n - size + 1):
+            block, rest = order[start : start + size], order[:start] + order[start + size :]
+            for place in range(len(rest) + 1):
+                moved = tuple(rest[:place] + block + rest[place:])
+                assert path_length(cost, moved) >= length - 1e-9
+    for i in range(n):
+        for j in range(i + 1, n):
+            turned = tuple(order[:i] + order[i : j + 1][::-1] + order[j + 1 :])
+            assert path_length(cost, turned) >= length - 1e-9

@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.hierarchical_averaging import hierarchical_rounds
-from planner.planning.two_frequency_averaging import two_frequency_rounds
+from planner.planning.averaging.hierarchical import hierarchical_rounds
+from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.averaging_group import AveragingGroup

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.planning.aggregators import group_with_aggregators, on_cluster
-from planner.planning.averaging import adaptive_group
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.averaging.aggregators import group_with_aggregators, on_cluster
+from planner.planning.averaging.stage_averaging import adaptive_group
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.program import compile_plan

@@ -17,7 +17,7 @@ from planner.checker.bound_basis import bound_bases
 from planner.checker.joint_bound import _are_no_faster, whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
 from planner.planning.calibrated import fastest_measured
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.training_plan.file import from_dict, plan_text

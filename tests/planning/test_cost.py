@@ -15,8 +15,8 @@ from planner.checker.cost import cost_bound_usd
 from planner.network.prices import Prices
 from planner.planning.cost import with_cost
 from planner.planning.cost_bound import cost_bound
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.joint_bound import joint_bound
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.simulator.traffic import sent_bytes
@@ -93,7 +93,7 @@ def test_checker_computes_the_same_cost(seed: int, n: int, layers: int, every: i
     )
     # without the outer optimizer's room the model is the one that plans are made with
     problem = PlanningProblem(cluster, workload, request)
-    bound = cost_bound(problem, joint_bound(cluster, workload, every=every))
+    bound = cost_bound(problem, joint_bound(cluster, workload, every_steps=every))
     tried = list(layouts(n, layers))
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     for k in rng.permutation(len(tried))[:4]:

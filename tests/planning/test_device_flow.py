@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.lp.flow import solve_flow
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.device_flow import PairSpread, device_flow
-from planner.planning.layout import Layout
-from planner.planning.layout_flow import flow_of
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.device_flow import PairSpread, device_flow
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_flow import flow_of
 from planner.workload.costs import split_costs
 from tests.conftest import regional_network, tiny_workload
 

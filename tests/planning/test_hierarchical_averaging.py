@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
-from planner.planning.averaging import averaging_rounds
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.hierarchical_averaging import has_hierarchy, hierarchical_rounds
-from planner.planning.layout_kernel import averaging_s
-from planner.planning.layout_search import LayoutSearch
+from planner.planning.averaging.hierarchical import has_hierarchy, hierarchical_rounds
+from planner.planning.averaging.stage_averaging import averaging_rounds
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.layout_kernel import averaging_s
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.simulator.averaging_rounds import group_bytes, rounds_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
@@ -87,7 +87,7 @@ def test_the_estimate_is_no_less_than_the_rounds(
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
     wire = codec.wire_ratio
-    found = averaging_s(1e7 * wire, 1e7, np.array(row), search.links, search._scratch, 0.0)
+    found = averaging_s(1e7 * wire, 1e7, np.array(row), search.class_arrays, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     links = LinkResources.of(cluster)
     try:
@@ -110,7 +110,7 @@ def test_links_of_aggregating_sites() -> None:
         [2 if classes.members[c][0] % 2 == 0 else 0 for c in range(len(classes.members))]
     )
     assert row.sum() == 6
-    averaging_s(1e7, 1e7, row, search.links, search._scratch, 0.0)
+    averaging_s(1e7, 1e7, row, search.class_arrays, search._scratch, 0.0)
     assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.step_bound import StepBound
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status, relative_gap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 
 import planner as pl
 from planner.planning.baselines.rank_order import one_region
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint import joint_search
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.search.stop import StopRun
@@ -73,7 +75,7 @@ def test_warns_where_only_plans_below_the_mean_bound_were_found(
 ) -> None:
     """The result then has no bound."""
     monkeypatch.setattr(
-        "planner.planning.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
+        "planner.planning.joint.candidate_pool.CandidatePool._is_below_bound", lambda *_: True
     )
     result = planned(regions([4, 2, 2], 0), model(6, 64), 0.2)
     assert result.plan is not None and result.bound is None
@@ -232,7 +234,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout).candidate().plan()
+    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout).build().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:
@@ -327,3 +329,31 @@ def test_single_devices_are_evaluated_with_little_effort() -> None:
     found = pl.plan(cluster, work, stop=pl.Effort(0.05)).plan
     assert found is not None
     assert len(found.cluster) == 1 and len(found.left_out) == n - 1
+
+
+def test_an_interrupt_of_the_second_search_keeps_the_first_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one starts if a baseline with larger microbatches is the best plan."""
+    cluster, work = regions([4, 2, 2], 0), model(6, 64)
+    first = planned(cluster, work, 0.2)
+    assert first.plan is not None
+    larger = first.plan.workload.replace(microbatch_samples=2)
+    searches: list[object] = []
+
+    class Search:
+        def __init__(self, *_: object) -> None:
+            searches.append(self)
+            if len(searches) == 2:
+                raise KeyboardInterrupt
+            self.run = pl.Effort(1.0).start()
+
+        def result(self) -> pl.Result[pl.TrainingPlan]:
+            assert first.plan is not None
+            return replace(first, plan=first.plan.replace(workload=larger))
+
+    monkeypatch.setattr(joint_search, "_Search", Search)
+    problem = PlanningProblem.of(cluster, work, PlanRequest(), 0, {})
+    result = joint_search.search_jointly(problem, pl.Effort(1.0))
+    assert len(searches) == 2 and result.stop_reason == "interrupted"
+    assert result.plan is not None and result.objective == first.objective

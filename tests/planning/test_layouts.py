@@ -15,12 +15,12 @@ from benchmarks.plans import catalogue
 from planner.bench.plan_instances import INSTANCES
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.planning.averaging import adaptive_group
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_paths import mixed_paths
-from planner.planning.layout import Layout
-from planner.planning.layout_kernel import estimate, in_flight_room, one_round_s
-from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.averaging.stage_averaging import adaptive_group
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_kernel import estimate, in_flight_room, one_round_s
+from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources
@@ -75,7 +75,7 @@ def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
-    found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
+    found = one_round_s(1e7, np.array(row), search.class_arrays, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     if len(members) < 2:
         assert found == 0.0
@@ -98,7 +98,7 @@ def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
     state = search._state(layout)
     for j, (a, b) in enumerate(layout.layers):
-        found = in_flight_room(search.model, search.links, state, j, 0)
+        found = in_flight_room(search.model, search.class_arrays, state, j, 0)
         for does, room in zip((False, True), found, strict=True):
             costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
             assert room == min(costs.room(float(classes.memory_bytes[0])), 16)
@@ -153,10 +153,10 @@ def test_truncated_estimates_exceed_the_limit(
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
-    given_ = Constraints(every=every, delayed=delayed)
+    given_ = Constraints(every_steps=every, delayed=delayed)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
     state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
-    limits = search.model, search.links, state, search._scratch
+    limits = search.model, search.class_arrays, state, search._scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
     most = part * whole if whole < math.inf else 1.0

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.placement_bound import placement_bound_s
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
 from planner.planning.step_bound import straight_bound_s
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.program import compile_plan
@@ -49,8 +49,8 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     """Any cluster, model, layout, wiring, order and shares; the checker proves the same bound."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
-    bound = joint_bound(cluster, workload, every=every)
-    lasting = long_run_bound_s(cluster, workload, every=every)
+    bound = joint_bound(cluster, workload, every_steps=every)
+    lasting = long_run_bound_s(cluster, workload, every_steps=every)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:8]:

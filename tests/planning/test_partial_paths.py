@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.mapf import arrange_paths
 from planner.planning.evaluation import compute_times, evaluated
-from planner.planning.partial_path_layers import splits
-from planner.planning.partial_path_schedules import arranged_problem, partial_path_schedules
+from planner.planning.partial_paths.layers import splits
+from planner.planning.partial_paths.schedules import arranged_problem, partial_path_schedules
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, shape_of
 from planner.planning.step_bound import step_bound

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.cli.main import main
-from planner.planning.peers_plan import peers_plan
+from planner.planning.averaging.peers_plan import peers_plan
 from planner.problems.peers_file import Peers
 from tests.conftest import tiny_workload
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.planning.baselines.random_placements import random_placements
-from planner.planning.cycle_bounds import cycle_bound_s
 from planner.planning.evaluation import compute_times, evaluated, straight_plan
-from planner.planning.partial_path_schedules import partial_path_schedules
-from planner.planning.placement import TRIALS_PER_EFFORT
+from planner.planning.partial_paths.cycle_bounds import cycle_bound_s
+from planner.planning.partial_paths.schedules import partial_path_schedules
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.planning.step_bound import one_round, straight_bound_s
+from planner.planning.straight.placement import TRIALS_PER_EFFORT
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.search.stop import StopRun

@@ -23,12 +23,12 @@ from planner.planning.baselines.rank_order import (
     region_order,
 )
 from planner.planning.baselines.search import ORDERS, BaselinePlan
-from planner.planning.device_classes import DeviceClasses
 from planner.planning.evaluation import straight_plan
-from planner.planning.placement_bound import placement_bound_s
+from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder, PlanRequest
 from planner.planning.shape import shape_of
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.workload.costs import split_costs

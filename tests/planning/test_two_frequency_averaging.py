@@ -17,16 +17,16 @@ import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.checker.step_simulation import simulated_times
 from planner.cli.main import main
-from planner.planning.averaging import averaging_rounds
-from planner.planning.device_classes import DeviceClasses
+from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.layout_kernel import two_frequency_s
-from planner.planning.layout_search import LayoutSearch
-from planner.planning.placement_bound import placement_bound_s
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.layout_kernel import two_frequency_s
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
 from planner.planning.step_bound import straight_bound_s
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
@@ -175,7 +175,7 @@ def test_no_plan_beats_the_bound_over_a_period(seed: int, n: int, layers: int, e
     rng = np.random.default_rng(seed)
     cluster, workload = regions(n, rng), tiny_model(layers, 3, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
-    asked: dict[str, Any] = {"every": every, "two_frequency": True}
+    asked: dict[str, Any] = {"every_steps": every, "two_frequency": True}
     bound = joint_bound(cluster, workload, codec.wire_ratio, **asked)
     lasting = long_run_bound_s(cluster, workload, codec.wire_ratio, **asked)
     tried = list(layouts(n, layers))
@@ -222,12 +222,12 @@ def test_bound_is_tight_for_one_device_per_region() -> None:
     )
     rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
     plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
-    bound = joint_bound(cluster, work, every=2, two_frequency=True)
+    bound = joint_bound(cluster, work, every_steps=2, two_frequency=True)
     assert bound is not None and bound.witness is not None
     assert step_s(plan) == pytest.approx((12 + 15) / 2)
     assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
     assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
-    wrong = joint_bound(cluster, work, 1.1, every=2, two_frequency=True)
+    wrong = joint_bound(cluster, work, 1.1, every_steps=2, two_frequency=True)
     assert wrong is not None and wrong.seconds > step_s(plan)
     assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
 
@@ -365,7 +365,7 @@ def test_estimate_is_at_least_the_rounds_time(
     cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
     classes = DeviceClasses.of(cluster, by_region=True)
     search = LayoutSearch(classes, model())
-    links = search.links._replace(equal_shares=equal)
+    links = search.class_arrays._replace(equal_shares=equal)
     size = 1e7 * codec.wire_ratio
     each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])

@@ -38,7 +38,7 @@ def test_bounds_are_relaxed_by_rounding(sense: Sense) -> None:
     """An exact bound is relaxed by the rounding margin, and still closes the gap."""
     best = incumbent(sense)
     best.offer(2.0, "plan")
-    best.raise_bound(2.0, "exact")
+    best.offer_bound(2.0, "exact")
     sign = 1 if sense is Sense.MINIMISE else -1
     assert best.bound == 2.0 * (1 - sign * ROUNDING)
     assert best.closed
@@ -50,11 +50,11 @@ def test_bounds_are_relaxed_by_rounding(sense: Sense) -> None:
 def test_best_bound_keeps_its_basis_and_witness() -> None:
     """Worse and non-finite bounds are ignored."""
     best = incumbent()
-    best.raise_bound(1.0, "weak", {"kind": "weak"})
-    best.raise_bound(3.0, "strong", {"kind": "strong"})
-    best.raise_bound(2.0, "middle")
-    best.raise_bound(-math.inf, "nothing")
-    best.raise_bound(math.nan, "nothing")
+    best.offer_bound(1.0, "weak", {"kind": "weak"})
+    best.offer_bound(3.0, "strong", {"kind": "strong"})
+    best.offer_bound(2.0, "middle")
+    best.offer_bound(-math.inf, "nothing")
+    best.offer_bound(math.nan, "nothing")
     assert best.basis == "strong" and best.witness == {"kind": "strong"}
     assert best.bound == 3.0 * (1 - ROUNDING)
 
@@ -67,9 +67,9 @@ def test_contradictions_raise(sense: Sense) -> None:
     first = incumbent(sense)
     first.offer(1.0, "plan")
     with pytest.raises(WrongBoundError, match=message):
-        first.raise_bound(wrong, "a wrong proof")
+        first.offer_bound(wrong, "a wrong proof")
     second = incumbent(sense)
-    second.raise_bound(wrong, "a wrong proof")
+    second.offer_bound(wrong, "a wrong proof")
     with pytest.raises(WrongBoundError, match="a wrong proof"):
         second.offer(1.0, "plan")
     third = incumbent(sense)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
+from planner.network.limit_notes import tight_limits, unstated_sites
 from planner.network.network import Network
-from planner.planning.aggregators import on_cluster
-from planner.simulator.resources import Ints, tight_limits, unstated_sites
+from planner.planning.averaging.aggregators import on_cluster
+from planner.simulator.resources import Ints
 from planner.simulator.simulator import (
     _Simulation,
     predict,

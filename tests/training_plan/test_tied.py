@@ -38,7 +38,7 @@ def test_tied_matrix_is_averaged_separately() -> None:
     ((group,),) = plan.averaging[-1]
     assert group.members == plan.averaged_by(2) == (0, 1, 2, 3)
     assert pl.check(plan) == []
-    # the programme of a stage is about what it averages by itself
+    # the program of a stage is about what it averages by itself
     problem, _ = averaging_of_stage(plan, 0)
     assert problem.gradient_bytes == own[0] - each
 

@@ -11,10 +11,10 @@ from planner.planning.baselines.search import (
     BaselinePlan,
     search_baselines,
 )
-from planner.planning.parallelism_candidates import NO_SHAPE, candidates
-from planner.planning.placement import place_stages
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of
+from planner.planning.straight.parallelism_candidates import NO_SHAPE, candidates
+from planner.planning.straight.placement import place_stages
 from planner.problems import ProblemError
 from planner.search.stop import StoppingCriterion
 

@@ -18,7 +18,7 @@ from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.layer_split import least_largest
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape, memory_room
-from planner.planning.straight import path_schedule
+from planner.planning.straight.schedules import path_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head

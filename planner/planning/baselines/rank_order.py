@@ -23,11 +23,11 @@ from planner.planning.baselines.search import (
     SearchCounts,
     search_baselines,
 )
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.layout import Layout
-from planner.planning.parallelism_candidates import NO_SHAPE, candidates
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder
+from planner.planning.straight.parallelism_candidates import NO_SHAPE, candidates
 from planner.problems import ProblemError
 from planner.training_plan.model import Routing
 

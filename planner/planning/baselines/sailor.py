@@ -17,8 +17,8 @@ from planner.planning.baselines.search import (
     BaselinePlan,
     search_baselines,
 )
-from planner.planning.parallelism_candidates import NO_SHAPE
 from planner.planning.problem import PlanningProblem
+from planner.planning.straight.parallelism_candidates import NO_SHAPE
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from planner.planning.evaluation import straight_plan, straight_step_s
 from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.placement_bound import placement_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import OperationOrder
 from planner.planning.shape import Shape, memory_room, shape_of
+from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.interrupts import INTERRUPTS

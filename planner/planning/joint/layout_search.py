@@ -14,10 +14,9 @@ from typing import Literal
 import numpy as np
 
 from planner.planning.cost import STEP_TIME, PlanObjective
-from planner.planning.device_classes import DeviceClasses, Floats, Ints
-from planner.planning.layer_split import Filled, evenly_filled, orders_of
-from planner.planning.layout import Layout
-from planner.planning.layout_kernel import (
+from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_kernel import (
     ClassArrays,
     LayoutScratch,
     LayoutState,
@@ -26,6 +25,7 @@ from planner.planning.layout_kernel import (
     estimate,
     mutate,
 )
+from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
@@ -57,7 +57,7 @@ class InitialLayout(enum.Enum):
     SUBSET = "the same on the best of several subsets of nearby classes"
     SPREAD = "the devices of each class spread over all stages"
     SPREAD_COLD = "the same, at a low temperature"
-    INCUMBENT = "a found or new layout whose number of stages may change"
+    RESTART = "a found or new layout whose number of stages may change"
 
 
 TRIAL_SHARES = {
@@ -72,7 +72,7 @@ TEMPERATURES = {
     InitialLayout.SUBSET: (0.05, 0.0005),
     InitialLayout.SPREAD: (0.2, 0.003),
     InitialLayout.SPREAD_COLD: (1e-4, 1e-6),
-    InitialLayout.INCUMBENT: (0.05, 0.0005),
+    InitialLayout.RESTART: (0.05, 0.0005),
 }
 """First and last temperature, relative to the estimate."""
 
@@ -99,7 +99,7 @@ class Constraints:
         Limit on microbatches in flight per device; None for what memory holds.
     equal
         Whether all devices must reduce equal shares.
-    every, delayed, two_frequency
+    every_steps, delayed, two_frequency
         Average every this many steps; overlap averaging with the next step; average within
         regions in every step as well.
     objective
@@ -111,7 +111,7 @@ class Constraints:
     recompute: Sequence[int] | Literal["all", "none"] | None = None
     in_flight: int | None = None
     equal: bool = False
-    every: int = 1
+    every_steps: int = 1
     delayed: bool = False
     two_frequency: bool = False
     objective: PlanObjective = STEP_TIME
@@ -132,35 +132,35 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
     ).astype(float)
     parameters[0] = 0.0
     return ModelArrays(
-        np.array([0.0, *(costs.forward_flops for costs in prefix_costs)]),
-        parameters,
-        np.cumsum([0.0, *(layer.saved_bytes * samples for layer in workload.layers)])
+        flops=np.array([0.0, *(costs.forward_flops for costs in prefix_costs)]),
+        parameters=parameters,
+        saved_bytes=np.cumsum([0.0, *(layer.saved_bytes * samples for layer in workload.layers)])
         + workload.stem.saved_bytes * samples * (np.arange(count + 1) > 0),
-        np.array([layer.output_bytes * samples for layer in workload.layers]),
-        np.array([workload.held_bytes(k) * samples for k in range(count)]),
-        all_layers.head_flops,
-        float(workload.head.parameters),
-        float(workload.stem.parameters),
-        float(workload.tied_parameters),
-        workload.architecture is not None,
-        working.layer,
-        working.embedding,
-        working.head,
-        working.messages,
-        working.rounded_bytes,
-        workload.gradient_bytes_per_parameter,
-        workload.state_bytes_per_parameter,
-        1.0,
-        workload.batch_samples / samples,
-        float(constraints.every),
-        constraints.delayed,
-        constraints.two_frequency,
-        constraints.objective.by_cost,
-        constraints.objective.wait_usd_per_s,
-        math.inf if constraints.in_flight is None else float(constraints.in_flight),
-        constraints.layers is None,
-        constraints.recompute is None,
-        recompute,
+        output_bytes=np.array([layer.output_bytes * samples for layer in workload.layers]),
+        held_bytes=np.array([workload.held_bytes(k) * samples for k in range(count)]),
+        head_flops=all_layers.head_flops,
+        head_parameters=float(workload.head.parameters),
+        stem_parameters=float(workload.stem.parameters),
+        tied_parameters=float(workload.tied_parameters),
+        saves_output=workload.architecture is not None,
+        layer_bytes=working.layer,
+        embedding_bytes=working.embedding,
+        head_bytes=working.head,
+        message_bytes=working.messages,
+        rounded_bytes=working.rounded_bytes,
+        gradient_bytes=workload.gradient_bytes_per_parameter,
+        state_bytes=workload.state_bytes_per_parameter,
+        wire_ratio=1.0,
+        microbatches=workload.batch_samples / samples,
+        every_steps=float(constraints.every_steps),
+        delayed=constraints.delayed,
+        two_frequency=constraints.two_frequency,
+        by_cost=constraints.objective.by_cost,
+        wait_usd_per_s=constraints.objective.wait_usd_per_s,
+        max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
+        layers_free=constraints.layers is None,
+        recompute_free=constraints.recompute is None,
+        recompute=recompute,
     )
 
 
@@ -201,49 +201,30 @@ class LayoutSearch:
             gradient_bytes=model.gradient_bytes * wire_ratio, wire_ratio=wire_ratio
         )
         order = np.argsort(classes.rtt_s.ravel(), kind="stable").astype(np.int64)
-        self.links = ClassArrays(
-            classes.size,
-            classes.rtt_s,
-            classes.bandwidth,
-            classes.pair_bandwidth,
-            classes.capacity,
-            classes.flops,
-            classes.memory_bytes,
-            classes.can_aggregate,
-            classes.site,
-            classes.site_bandwidth,
-            classes.region,
-            order // len(classes),
-            order % len(classes),
-            np.argsort(order).reshape(classes.pair_bandwidth.shape),
-            self.constraints.equal,
-            classes.usd_per_s,
-            classes.usd_per_byte,
+        self.class_arrays = ClassArrays(
+            size=classes.size,
+            rtt_s=classes.rtt_s,
+            bandwidth=classes.bandwidth,
+            pair_bandwidth=classes.pair_bandwidth,
+            capacity=classes.capacity,
+            flops_per_s=classes.flops_per_s,
+            memory_bytes=classes.memory_bytes,
+            can_aggregate=classes.can_aggregate,
+            site=classes.site,
+            site_bandwidth=classes.site_bandwidth,
+            region=classes.region,
+            pair_source=order // len(classes),
+            pair_target=order % len(classes),
+            pair_rank=np.argsort(order).reshape(classes.pair_bandwidth.shape),
+            equal_shares=self.constraints.equal,
+            usd_per_s=classes.usd_per_s,
+            usd_per_byte=classes.usd_per_byte,
         )
         self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
         self._numpy = np.random.default_rng(seed)
         self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
         self._tried, self._best = self._empty(), self._empty()
-        width = (self.max_stages, len(classes))
-        self._scratch = LayoutScratch(
-            np.zeros(width),
-            np.zeros((2, len(classes))),
-            np.zeros(len(classes)),
-            np.zeros(self.max_stages),
-            np.zeros(self.max_stages),
-            np.zeros(self.max_stages),
-            np.zeros(self.max_stages),
-            np.zeros(self.max_stages),
-            np.zeros((self.max_stages, len(classes.site_bandwidth))),
-            np.zeros(len(classes.site_bandwidth)),
-            np.zeros(len(classes.site_bandwidth)),
-            np.zeros(len(classes), dtype=np.int64),
-            np.zeros(len(classes)),
-            np.zeros(len(classes) ** 2, dtype=np.int64),
-            np.zeros(len(classes), dtype=np.int64),
-            np.zeros(len(classes), dtype=np.int64),
-            np.zeros(len(classes)),
-        )
+        self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
 
     @property
     def trials_per_effort(self) -> float:
@@ -294,7 +275,7 @@ class LayoutSearch:
                     known = self.ranked()[:RESTARTS]
                     state = self._state(known[k // 2 % len(known)].layout)
                 self._anneal(
-                    run, state, max(1, int(restart_trials / restarts)), InitialLayout.INCUMBENT
+                    run, state, max(1, int(restart_trials / restarts)), InitialLayout.RESTART
                 )
 
     def _search_counts(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
@@ -311,9 +292,13 @@ class LayoutSearch:
     def trials_in(self, seconds: float) -> float:
         """Approximate number of trials in so many seconds on this machine, without compilation."""
         state = self._start(self.constraints.stages or min(4, self.max_stages))
-        self._round(state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True)
+        self._anneal_chunk(
+            state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+        )
         began = time.perf_counter()
-        self._round(state, self._value(state), CHUNK, *TEMPERATURES[InitialLayout.NEIGHBOURS], True)
+        self._anneal_chunk(
+            state, self._value(state), CHUNK, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+        )
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
     def neighbours(self, layout: Layout, trials: int) -> list[ScoredLayout]:
@@ -332,11 +317,13 @@ class LayoutSearch:
 
     def _mutate(self, state: LayoutState) -> bool:
         fixed = self.constraints.stages is not None
-        return bool(mutate(self.model, self.links, state, self._scratch, self._random, fixed))
+        return bool(
+            mutate(self.model, self.class_arrays, state, self._scratch, self._random, fixed)
+        )
 
     def _estimate(self, state: LayoutState) -> float:
         """The estimate, computed in full."""
-        return float(estimate(self.model, self.links, state, self._scratch, math.inf))
+        return float(estimate(self.model, self.class_arrays, state, self._scratch, math.inf))
 
     def scored(self, layout: Layout) -> ScoredLayout:
         """The layout with its estimate, infinite if memory is too small.
@@ -363,15 +350,15 @@ class LayoutSearch:
         value = self._value(state)
         chunks = max(1, math.ceil(trials / CHUNK))
         for k in range(chunks):
-            begin, end = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
+            first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
             count = min(CHUNK, trials - k * CHUNK)
-            fixed = start is not InitialLayout.INCUMBENT or self.constraints.stages is not None
-            self._round(state, value, count, begin, end, fixed)
+            fixed = start is not InitialLayout.RESTART or self.constraints.stages is not None
+            self._anneal_chunk(state, value, count, first, last, fixed)
             if run.update(count) is not None:
                 break
         self._record(start, self._best, float(value[1]))
 
-    def _round(
+    def _anneal_chunk(
         self,
         state: LayoutState,
         value: Floats,
@@ -382,7 +369,7 @@ class LayoutSearch:
     ) -> None:
         anneal(
             self.model,
-            self.links,
+            self.class_arrays,
             state,
             self._tried,
             self._best,
@@ -424,10 +411,10 @@ class LayoutSearch:
     def _empty(self) -> LayoutState:
         most = self.max_stages
         return LayoutState(
-            np.zeros(1, dtype=np.int64),
-            np.zeros((most, len(self.classes)), dtype=np.int64),
-            np.zeros(most + 1, dtype=np.int64),
-            np.zeros(most, dtype=np.bool_),
+            stages=np.zeros(1, dtype=np.int64),
+            counts=np.zeros((most, len(self.classes)), dtype=np.int64),
+            cuts=np.zeros(most + 1, dtype=np.int64),
+            recompute=np.zeros(most, dtype=np.bool_),
         )
 
     def _start(self, stages: int, start: InitialLayout = InitialLayout.NEIGHBOURS) -> LayoutState:

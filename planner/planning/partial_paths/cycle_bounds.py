@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
-from planner.planning.averaging_bound import AveragingBound
+from planner.planning.averaging.averaging_bound import AveragingBound
 from planner.problems import ArrangedPathProblem
 from planner.problems.stage_costs import DeviceStageCosts
 from planner.workload.workload import Workload

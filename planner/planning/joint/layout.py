@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.planning.device_classes import DeviceClasses
+from planner.planning.joint.device_classes import DeviceClasses
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Candidate numbers of stages, pipelines and microbatch sizes (DT-FM, 10.2)."""
+"""ShapeRow numbers of stages, pipelines and microbatch sizes (DT-FM, 10.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_SHAPE = "no number of stages divides devices and layers"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShapeRow:
     """A combination of stages, pipelines and microbatch size that was tried.
 
     Attributes
@@ -41,12 +41,12 @@ class Candidate:
     refused: str = ""
 
     @classmethod
-    def of(cls, problem: PlanningProblem, result: Result[TrainingPlan]) -> Candidate:
+    def of(cls, problem: PlanningProblem, result: Result[TrainingPlan]) -> ShapeRow:
         """A shape with its planned step."""
         return replace(cls.refusal(problem, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
-    def refusal(cls, problem: PlanningProblem, why: str) -> Candidate:
+    def refusal(cls, problem: PlanningProblem, why: str) -> ShapeRow:
         """A shape that was refused."""
         stages = problem.request.stages
         assert isinstance(stages, int)
@@ -68,7 +68,7 @@ class Candidate:
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
 
 
-def runners_up(plan: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
+def runners_up(plan: TrainingPlan, table: Sequence[ShapeRow]) -> tuple[Alternative, ...]:
     """Shapes that were tried and not chosen."""
     groups = plan.assignment.groups
     taken = _shape(len(groups), len(groups[0]), plan.workload.microbatch_samples)

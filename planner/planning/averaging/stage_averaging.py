@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import hierarchical_rounds
+from planner.planning.averaging.hierarchical import hierarchical_rounds
+from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.planning.request import ShareRule
-from planner.planning.two_frequency_averaging import two_frequency_rounds
 from planner.problems import AveragingProblem, ProblemError
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec
 from planner.training_plan.shares import shares_of
+from planner.utils.text import joined
 
 
 def averaging_rounds(
@@ -31,6 +32,34 @@ def averaging_rounds(
 ) -> StageAveraging:
     """Rounds of one stage, to which every device contributes.
 
+    Parameters
+    ----------
+    cluster, group
+        The cluster, and the stage's devices in it.
+    shares
+        ``"equal"`` or ``"adaptive"``: what each member reduces.
+    group_size
+        Members of a group, with which averaging takes several rounds; None for one group of all.
+    vector_bytes
+        Unencoded bytes that each device averages.
+    codec
+        Encoding of the vectors.
+    hierarchical
+        Whether averaging in three rounds by site is taken where it is faster.
+    two_frequency
+        Whether regions average in every step, and between them every H.
+
+    Returns
+    -------
+    tuple
+        Groups of every round.
+
+    Raises
+    ------
+    ProblemError
+        A device cannot aggregate but shares are equal, groups of this size do not give the mean, or
+        no rate is feasible.
+
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
@@ -43,28 +72,28 @@ def averaging_rounds(
             "equal; ask for averaging='adaptive'"
         )
 
-    def make(m: tuple[int, ...], size: float) -> AveragingGroup:
+    def group_of(members: tuple[int, ...], vector_bytes: float) -> AveragingGroup:
         if shares == ShareRule.EQUAL:
-            return AveragingGroup.equal(m)
-        return adaptive_group(cluster, m, size)
+            return AveragingGroup.equal(members)
+        return adaptive_group(cluster, members, vector_bytes)
 
     if two_frequency:
-        return two_frequency_rounds(cluster, group, make, vector_bytes, codec)
+        return two_frequency_rounds(cluster, group, group_of, vector_bytes, codec)
     rounds = [[tuple(group)]]
     if group_size is not None and len(group) > 1:
-        rounds = _schedule(group, min(group_size, len(group)))
-    size = vector_bytes * codec.wire_ratio
-    one_level = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
-    hierarchical_ = hierarchical_rounds(cluster, group) if hierarchical else None
-    if hierarchical_ is None:
-        return one_level
+        rounds = _rounds_of_groups(group, min(group_size, len(group)))
+    encoded_bytes = vector_bytes * codec.wire_ratio
+    single_level = tuple(tuple(group_of(m, encoded_bytes) for m in groups) for groups in rounds)
+    multi_level = hierarchical_rounds(cluster, group) if hierarchical else None
+    if multi_level is None:
+        return single_level
     links = LinkResources.of(cluster)
     return min(
-        (one_level, hierarchical_), key=lambda rounds: rounds_s(rounds, vector_bytes, links, codec)
+        (single_level, multi_level), key=lambda rounds: rounds_s(rounds, vector_bytes, links, codec)
     )
 
 
-def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:
+def _rounds_of_groups(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:
     from planner.lp.groups import group_schedule, schedule_error
 
     rounds = group_schedule(len(group), group_size)
@@ -120,7 +149,8 @@ def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
     )
     rates = best_rates(BandwidthLimits(problem), problem.contributors).rates
     if rates.sum() <= 0:
+        names = joined([network.ids[d] for d in index])
         raise ProblemError(
-            f"devices {index} cannot average: no rate is feasible; check their links"
+            f"devices {names} cannot average: no rate is feasible; check their links"
         )
     return AveragingGroup(members, shares_of(rates), (True,) * len(members))

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
-from planner.planning.heterogeneous_assignment import (
+from planner.planning.layer_split import balanced_split, is_uniform
+from planner.planning.problem import PlanningProblem
+from planner.planning.shape import Shape, assignment_problem, memory_room
+from planner.planning.straight.heterogeneous_assignment import (
     Groups,
     improve_groups,
     match_stages,
     sorted_by_speed,
 )
-from planner.planning.layer_split import balanced_split, is_uniform
-from planner.planning.problem import PlanningProblem
-from planner.planning.shape import Shape, assignment_problem, memory_room
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
@@ -52,6 +52,23 @@ class Placement(NamedTuple):
 
 def place_stages(problem: PlanningProblem, shape: Shape, stop: StoppingCriterion) -> Placement:
     """Place stages by DT-FM's cost alone; layers stay as in the shape.
+
+    Parameters
+    ----------
+    problem, shape
+        What is planned, and the stages with their sizes and layers.
+    stop
+        When the assignment solver stops.
+
+    Returns
+    -------
+    Placement
+        The assignment with its certificate; its plan is not simulated.
+
+    Raises
+    ------
+    ProblemError
+        A stage does not fit in memory.
 
     References
     ----------
@@ -105,7 +122,7 @@ def place_heterogeneous(
     )
     incumbent.offer(subproblem.cost(fastest.assignment.groups), fastest.assignment)
     if second_solve.bound is not None:
-        incumbent.raise_bound(
+        incumbent.offer_bound(
             second_solve.bound, second_solve.basis, second_solve.witness, rounding=0.0
         )
     reason = reason_when_slower(reason)
@@ -136,7 +153,7 @@ def evaluate_placement(
     )
     incumbent.offer(subproblem.cost(assignment.groups), assignment)
     if bounded.bound is not None:
-        incumbent.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
+        incumbent.offer_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
     return replace(incumbent.result().certificate(), stop_reason=reason_when_slower(reason))
 
 

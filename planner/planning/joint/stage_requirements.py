@@ -63,8 +63,8 @@ and B. There g' is n B, and (1) holds in two forms: with b and B alone, and with
 F that the device with most memory cannot have run before T. Elsewhere g' = g. In the steady state
 b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D.
 
-`planner.planning.joint_bound` finds the smallest D for which all stages together need no more than
-all devices have.
+`planner.planning.joint.joint_bound` finds the smallest D for which all stages together need no more
+than all devices have.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.planning.hierarchical_averaging import has_hierarchy
+from planner.planning.averaging.hierarchical import has_hierarchy
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 
@@ -93,7 +93,7 @@ class DevicePool:
 
     Attributes
     ----------
-    flops, memory_bytes, up, down
+    flops_per_s, memory_bytes, up, down
         ``float[N]``; uploads and downloads in bytes per second.
     rtt_s
         ``float[N]``: entry m - 1 is a lower bound on the longest round-trip time in a round of m.
@@ -107,7 +107,7 @@ class DevicePool:
         Number of regions in two-frequency averaging; otherwise 0.
     """
 
-    flops: Floats
+    flops_per_s: Floats
     memory_bytes: Floats
     up: Floats
     down: Floats
@@ -129,10 +129,10 @@ class DevicePool:
         up, down = device_limits(cluster)
         if n == 1:
             return cls(
-                cluster.flops,
-                cluster.memory_bytes,
-                up,
-                down,
+                flops_per_s=cluster.flops,
+                memory_bytes=cluster.memory_bytes,
+                up=up,
+                down=down,
                 rtt_s=np.zeros(1),
                 hop_s=0.0,
                 hop_bytes_per_s=np.inf,
@@ -150,22 +150,22 @@ class DevicePool:
             nearest = np.full(n - 1, nearest.min())
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
-            cluster.flops,
-            cluster.memory_bytes,
-            up,
-            down,
-            np.concatenate([[0.0], nearest]),
-            float(latency[off].min()),
-            float(rate[off].max()),
-            has_aggregators,
-            hierarchical,
-            regions,
+            flops_per_s=cluster.flops,
+            memory_bytes=cluster.memory_bytes,
+            up=up,
+            down=down,
+            rtt_s=np.concatenate([[0.0], nearest]),
+            hop_s=float(latency[off].min()),
+            hop_bytes_per_s=float(rate[off].max()),
+            has_aggregators=has_aggregators,
+            hierarchical=hierarchical,
+            regions=regions,
         )
 
     @property
     def identical(self) -> bool:
         """Whether all devices are equal."""
-        columns = (self.flops, self.memory_bytes, self.up, self.down)
+        columns = (self.flops_per_s, self.memory_bytes, self.up, self.down)
         return all(bool((column == column[0]).all()) for column in columns)
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class DevicePool:
             ("levels", self.hierarchical),
             ("regions", self.regions),
         )
-        table = np.stack([self.flops, self.memory_bytes, self.up, self.down], axis=1)
+        table = np.stack([self.flops_per_s, self.memory_bytes, self.up, self.down], axis=1)
         rows, counts = np.unique(table, axis=0, return_counts=True)
         names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
         rises = np.flatnonzero(np.diff(self.rtt_s, prepend=-1.0) > 0)
@@ -214,7 +214,7 @@ class Requirement(NamedTuple):
     Attributes
     ----------
     flops, late_flops
-        g and g': FLOPs after T, and those that begin ``begin_s`` after T or later.
+        g and g': FLOPs after T, and those that start ``begin_s`` after T or later.
     begin_s
         b: start of the latter, after T.
     tail_s
@@ -250,7 +250,7 @@ class StageRequirements:
         Bytes of encoded gradients over unencoded ones.
     recomputes
         Whether stages may recompute their activations.
-    every
+    every_steps
         H: the number of steps covered, of which the last averages between regions.
 
     Attributes
@@ -263,7 +263,7 @@ class StageRequirements:
         ``int[P]``: layers of every part.
     m
         ``float[N]``: 1 to N.
-    most_flops, least_flops, most_up, least_up
+    most_flops_per_s, least_flops_per_s, most_up, least_up
         ``float[N]``: sums over the m fastest and the m slowest devices.
     scale_s
         Magnitude of a step: all FLOPs on all devices at once.
@@ -275,24 +275,26 @@ class StageRequirements:
         workload: Workload,
         wire_ratio: float,
         recomputes: bool,
-        every: int = 1,
+        every_steps: int = 1,
     ) -> None:
-        self.pool, self.n, self.layers = pool, len(pool.flops), len(workload.layers)
+        self.pool, self.n, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
         self.choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
         self.microbatches_per_device = np.ceil(self.microbatches / self.m)
-        self.least_flops, self.most_flops = _sorted_sums(pool.flops)
+        self.least_flops_per_s, self.most_flops_per_s = _sorted_sums(pool.flops_per_s)
         self.least_up, self.most_up = _sorted_sums(pool.up)
         self.most_down = _sorted_sums(pool.down)[1]
-        self.fastest = float(pool.flops.max())
+        self.fastest = float(pool.flops_per_s.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
-        self._set_stage_costs(workload, wire_ratio, spans, apart=every == 1 and pool.regions == 0)
+        self._set_stage_costs(
+            workload, wire_ratio, spans, apart=every_steps == 1 and pool.regions == 0
+        )
         self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
-        self.scale_s = self.scale_s / float(pool.flops.sum()) or 1.0
+        self.scale_s = self.scale_s / float(pool.flops_per_s.sum()) or 1.0
         self._set_travel_times([stage_costs(workload, k, k + 1) for k in range(self.layers)])
-        self._set_averaging(every / wire_ratio)
+        self._set_averaging(every_steps / wire_ratio)
 
     def _set_stage_costs(
         self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from planner.planning.baselines.rank_order import rank_layouts, region_order
-from planner.planning.layout import Layout
-from planner.planning.layout_search import LayoutSearch, ScoredLayout
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_search import LayoutSearch, ScoredLayout
 from planner.planning.problem import PlanningProblem
 
 MAX_IMPROVED = 6

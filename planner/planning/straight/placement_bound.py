@@ -3,7 +3,7 @@
 As in `planner.planning.step_bound`: T is the end of a step and j the stage of the device whose
 update ends then. With one round per stage, all devices of stage j begin their next step at T or
 later. Every microbatch passes stage j on its way F0, f0, F1, ..., H, ..., b0, B0 (f and b are the
-messages across a boundary), so everything behind F of stage j on this way follows T. Devices and
+messages across a boundary), so everything after F of stage j on this way follows T. Devices and
 pairs are known here, so each counts with its own speed, and averaging with its group's time.
 """
 

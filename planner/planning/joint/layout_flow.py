@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.lp.flow import SharedLines, StageFlow, solve_flow
-from planner.planning.device_classes import DeviceClasses, Floats, Ints
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, split_costs
@@ -72,7 +72,7 @@ def flow_of(
     out[-1] = 0.0
     sent = out + np.concatenate([[0.0], out[:-1]])
     own = np.array(
-        [costs[j].busy_s(classes.flops[c]) for j, c in zip(stage, device_class, strict=True)]
+        [costs[j].busy_s(classes.flops_per_s[c]) for j, c in zip(stage, device_class, strict=True)]
     )
     busy = np.maximum(own, sent[stage] / classes.capacity[device_class]) / count
     pairs = [
@@ -116,7 +116,7 @@ def _lines(classes: DeviceClasses, source: Ints, target: Ints, size: Floats) -> 
     return SharedLines(line, edge, size[edge] / classes.site_bandwidth[line])
 
 
-def max_in_flight(problem: PlanningProblem) -> float:
+def in_flight_limit(problem: PlanningProblem) -> float:
     """The requested limit on microbatches in flight per device; infinite if there is none."""
     in_flight = problem.request.in_flight
     return math.inf if in_flight is None else float(in_flight)
@@ -130,7 +130,7 @@ def pipeline_s(
     costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples
     try:
-        flow = flow_of(classes, layout, costs, in_flight, max_in_flight(problem))[1]
+        flow = flow_of(classes, layout, costs, in_flight, in_flight_limit(problem))[1]
         rates = solve_flow(flow, microbatches)
     except ProblemError:
         return math.inf

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.planning.candidate_pool import CandidatePool
-from planner.planning.flow_plan import CandidatePlan
+from planner.planning.joint.candidate_pool import CandidatePool
+from planner.planning.joint.flow_plan import CandidatePlan
 from planner.planning.request import ShareRule
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import is_hierarchical

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.layer_split import Filled, evenly_filled
-from planner.planning.layout_search import LayoutSearch
 from planner.utils.text import counted, quantity
 from planner.workload.workload import Workload
 

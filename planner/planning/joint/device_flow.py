@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow
-from planner.planning.device_classes import Floats
-from planner.planning.layout_flow import FlowNodes
+from planner.planning.joint.device_classes import Floats
+from planner.planning.joint.layout_flow import FlowNodes
 
 TINY = 1e-12
 

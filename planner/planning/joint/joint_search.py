@@ -1,9 +1,9 @@
 """Joint search over devices, stages, layers, groups, paths and averaging.
 
-A round anneals layouts on an estimate of their step time, builds candidate plans with paths from
-the best layouts, simulates one step of each, then two consecutive steps of the best, and evaluates
-the best of these in full. Moves of good layouts follow in the same way. Rounds start from other
-layouts and repeat until the limit; the first one already yields a plan.
+A search round anneals layouts on an estimate of their step time, builds candidate plans with paths
+from the best layouts, simulates one step of each, then two consecutive steps of the best, and
+evaluates the best of these in full. Moves of good layouts follow in the same way. Search rounds
+start from other layouts and repeat until the limit; the first one already yields a plan.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.planning.alternatives import alternatives
-from planner.planning.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.cost import PlanObjective
-from planner.planning.device_classes import DeviceClasses
-from planner.planning.flow_plan import CandidatePlan
-from planner.planning.layout import Layout
-from planner.planning.layout_flow import pipeline_s
-from planner.planning.layout_kernel import IN_FLIGHT
-from planner.planning.layout_search import Constraints, InitialLayout, LayoutSearch
-from planner.planning.nothing_fits import nothing_fits
+from planner.planning.joint.alternatives import alternatives
+from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.joint.flow_plan import CandidatePlan
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_flow import pipeline_s
+from planner.planning.joint.layout_kernel import IN_FLIGHT
+from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.joint.nothing_fits import nothing_fits
+from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
-from planner.planning.promising_ranks import promising_rank_layouts
 from planner.planning.request import ShareRule
 from planner.planning.shape import layers_of, microbatches_of
 from planner.planning.step_bound import StepBound
@@ -44,23 +44,23 @@ from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 
-ROUND_TRIALS = 600_000.0
-"""Maximum trials of the layout search in a round."""
+SEARCH_ROUND_TRIALS = 600_000.0
+"""Maximum trials of the layout search in a search round."""
 LATE_TRIALS = 200_000.0
 """Trials of the layout search after a time limit that passed before any layout fitted."""
 LAYOUT_SEARCH_SHARE = 0.3
-"""Maximum share of the limit that the layout search of a round uses."""
+"""Maximum share of the limit that the layout search of a search round uses."""
 MAX_CANDIDATES = 6
-"""Candidates built in a round from new layouts, besides those from baselines and ranks."""
+"""Candidates built in a search round from new layouts, besides those from baselines and ranks."""
 MAX_CHAINED = 8
 """Candidates that are simulated with a second step, after each batch of new candidates."""
 MAX_EVALUATED = 2
 """Candidates that are evaluated in full, after each batch of new candidates."""
-IDLE_ROUNDS = 3
-"""Consecutive rounds without a new layout that end the search."""
+IDLE_SEARCH_ROUNDS = 3
+"""Consecutive search rounds without a new layout that end the search."""
 
 IMPROVEMENTS = 6
-"""Improvement steps in a round; each builds moves of one parent."""
+"""Improvement steps in a search round; each builds moves of one parent."""
 NEIGHBOURS = 600
 """Moves of a parent's layout that are estimated in an improvement step."""
 MAX_NEIGHBOURS = 12
@@ -105,8 +105,11 @@ def search_jointly(
     workload = problem.workload.replace(microbatch_samples=samples)
     larger = replace(problem, workload=workload)
     portion = stop.portion(LARGER_MICROBATCHES_SHARE)
-    larger_result = _Search(larger, portion, bound, baselines).result()
-    return min(result, larger_result, key=objective_or_inf)
+    with search.run.interruptible():
+        larger_result = _Search(larger, portion, bound, baselines).result()
+        return min(result, larger_result, key=objective_or_inf)
+    # interrupted before the second search had a result
+    return replace(result, stop_reason=search.run.reason or INTERRUPTED)
 
 
 def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
@@ -128,7 +131,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
         recompute=request.recompute,
         in_flight=request.in_flight,
         equal=request.shares == ShareRule.EQUAL,
-        every=request.sync_every,
+        every_steps=request.sync_every,
         delayed=request.delayed,
         two_frequency=request.within is not None,
         objective=PlanObjective.of(request),
@@ -136,7 +139,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
 
 
 class _Search:
-    """Rounds of a joint search: which layouts become candidates, and which are evaluated."""
+    """Search rounds of a joint search: which layouts become candidates, and which are evaluated."""
 
     def __init__(
         self,
@@ -162,22 +165,20 @@ class _Search:
         # compile kernels before the clock of the search starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
-        # trials of layouts are estimates: that they improve no plan is no reason to stop
-        self.run.evaluates_plans = False
         self.pool = CandidatePool(problem, self.classes, self.run, bound)
         self.pending: list[CandidatePlan] = []
         self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
-        """Run rounds until the limit."""
-        trials = min(ROUND_TRIALS, self._trials())
+        """Run search rounds until the limit."""
+        trials = min(SEARCH_ROUND_TRIALS, self._trials())
         idle = 0
         with self.run.interruptible():
             for baseline in self.baselines:
                 self.pool.offer_baseline(baseline)
-            while idle < IDLE_ROUNDS:
+            while idle < IDLE_SEARCH_ROUNDS:
                 known = len(self.pool.tried)
-                self._round(trials)
+                self._search_round(trials)
                 idle = 0 if len(self.pool.tried) > known else idle + 1
                 if self.run.check() is not None:
                     break
@@ -231,7 +232,7 @@ class _Search:
             return LAYOUT_SEARCH_SHARE * self.trials_per_s * self.stop.seconds()
         return LAYOUT_SEARCH_SHARE * self.run.most_iterations
 
-    def _round(self, trials: float) -> None:
+    def _search_round(self, trials: float) -> None:
         """Build and evaluate the best of new layouts, then improve good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
@@ -250,7 +251,7 @@ class _Search:
             out_of_budget = bool(candidates) and self.run.check() is not None
             if len(candidates) == MAX_CANDIDATES + len(initial) or out_of_budget:
                 break
-            candidate = self.pool.candidate(layout, always=layout in initial)
+            candidate = self.pool.try_layout(layout, always=layout in initial)
             if candidate is not None:
                 candidates.append(candidate)
         candidates += self._best_unbuilt(candidates, initial)
@@ -272,7 +273,7 @@ class _Search:
         best = min(scored, key=lambda layout: layout.value)
         if best.value * PROMISING_RATIO >= min(built, default=math.inf):
             return []
-        candidate = self.pool.candidate(best.layout)
+        candidate = self.pool.try_layout(best.layout)
         return [] if candidate is None else [candidate]
 
     def _next_parent(self) -> CandidatePlan:
@@ -293,7 +294,7 @@ class _Search:
         for layout in [*self._less_recomputation(parent.layout), *promising]:
             if len(candidates) == MAX_NEIGHBOURS or self.run.check() is not None:
                 break
-            candidate = self.pool.candidate(layout)
+            candidate = self.pool.try_layout(layout)
             if candidate is not None:
                 candidates.append(candidate)
         if not candidates:
@@ -309,7 +310,7 @@ class _Search:
             factors = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
             slowdown = best.slowdown * factors * (best.lateness if k == 0 else 1.0)
             max_in_flight = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
-            candidate = self.pool.build(best.context, max_in_flight, slowdown, best.spread)
+            candidate = self.pool.build_once(best.context, max_in_flight, slowdown, best.spread)
             if candidate.value < best.value and best.chained:
                 candidate = candidate.with_next_step()
                 self.pool.spend(candidate, 2)
@@ -384,7 +385,7 @@ class _Search:
         layout = best.without_idle()
         if layout == best.layout:
             return
-        candidate = self.pool.candidate(layout, always=True)
+        candidate = self.pool.try_layout(layout, always=True)
         if candidate is not None and candidate.layout == layout:
             candidate = candidate.with_next_step()
             if candidate.value < self.pool.incumbent.objective:
@@ -397,7 +398,7 @@ class _Search:
             if self.run.check() is not None:
                 break
             slowdown = slower if max_in_flight == math.inf else candidate.slowdown
-            yield self.pool.build(candidate.context, max_in_flight, slowdown, candidate.spread)
+            yield self.pool.build_once(candidate.context, max_in_flight, slowdown, candidate.spread)
 
     def _evaluate_any(self) -> None:
         """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
@@ -415,7 +416,7 @@ class _Search:
     def _evaluate_first(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""
         for scored in self.layouts.ranked():
-            candidate = self.pool.candidate(scored.layout)
+            candidate = self.pool.try_layout(scored.layout)
             if candidate is not None:
                 self.pool.evaluate(candidate)
                 if self.pool.incumbent.plan is not None or self.pool.below_bound:

@@ -154,7 +154,7 @@ def paths_certificate(
             "schedules": [dict(result.witness or {}) for result in solved],
         }
     share = [plan.cycle.count(k) / len(plan.cycle) for k in range(len(solved))]
-    incumbent.raise_bound(
+    incumbent.offer_bound(
         sum(part * (result.bound or 0.0) for part, result in zip(share, solved, strict=True)),
         "; ".join(dict.fromkeys(result.basis for result in solved if result.basis)),
         witness,

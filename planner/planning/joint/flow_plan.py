@@ -10,16 +10,16 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.planning.cost import PlanObjective
-from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import PairSpread, device_flow
 from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
-from planner.planning.flow_paths import mixed_paths
-from planner.planning.layout import Layout
-from planner.planning.layout_flow import FlowNodes, flow_of, max_in_flight
-from planner.planning.layout_kernel import IN_FLIGHT
+from planner.planning.joint.device_classes import DeviceClasses, Floats
+from planner.planning.joint.device_flow import PairSpread, device_flow
+from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_flow import FlowNodes, flow_of, in_flight_limit
+from planner.planning.joint.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
-from planner.planning.straight import eagerly_served
+from planner.planning.straight.schedules import eagerly_served
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import rounds_s
 from planner.simulator.resources import LinkResources
@@ -92,7 +92,7 @@ class LayoutContext:
         variant = replace(problem, cluster=cluster)
         room = memory_room(cluster, workload, shape, groups, problem.request.in_flight)
         costs = shape.costs(workload)
-        nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT, max_in_flight(problem))
+        nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT, in_flight_limit(problem))
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(variant, shape, assignment), LinkResources.of(cluster)
         codec = Codec(problem.request.codec)
@@ -143,9 +143,9 @@ class LayoutContext:
         )
         return first, *others
 
-    def candidate(
+    def build(
         self,
-        most_in_flight: float = math.inf,
+        max_in_flight_ratio: float = math.inf,
         slowdown: Floats | None = None,
         spread: PairSpread = PairSpread.EVEN,
     ) -> CandidatePlan:
@@ -153,7 +153,7 @@ class LayoutContext:
 
         Parameters
         ----------
-        most_in_flight
+        max_in_flight_ratio
             Limit on microbatches in flight, as a multiple of what Little's law requires.
         slowdown
             ``float[V]``: factors on the compute and transfer times of nodes, which direct flow away
@@ -163,10 +163,10 @@ class LayoutContext:
         slowdown = np.ones(len(self.flow.stage)) if slowdown is None else slowdown
         rates = self._spread_by(slowdown)
         live_limit = self.room
-        if most_in_flight < math.inf:
+        if max_in_flight_ratio < math.inf:
             # Little's law
             in_flight = rates.remaining_s / rates.period_s * rates.node_share / self.nodes.devices
-            max_live = np.maximum(2, np.ceil(most_in_flight * in_flight)).tolist()
+            max_live = np.maximum(2, np.ceil(max_in_flight_ratio * in_flight)).tolist()
             live_limit = {
                 d: min(live_limit[d], int(max_live[v]))
                 for group, its_nodes in zip(groups, self.node_of, strict=True)
@@ -257,8 +257,8 @@ class CandidatePlan:
     @property
     def value(self) -> float:
         """Seconds or dollars, whichever is minimised."""
-        p = self.context
-        return p.objective.value(p.problem.cluster, self.seconds, self.messages_usd)
+        context = self.context
+        return context.objective.value(context.problem.cluster, self.seconds, self.messages_usd)
 
     @property
     def layout(self) -> Layout:
@@ -269,8 +269,10 @@ class CandidatePlan:
         """The layout without devices that get no microbatch."""
         counts = [list(row) for row in self.layout.counts]
         through = {d for path in self.schedule.paths for d in path}
-        nodes, p = self.context.nodes, self.context
-        for j, (group, its_nodes) in enumerate(zip(p.assignment.groups, p.node_of, strict=True)):
+        context, nodes = self.context, self.context.nodes
+        for j, (group, its_nodes) in enumerate(
+            zip(context.assignment.groups, context.node_of, strict=True)
+        ):
             for d, v in zip(group, its_nodes, strict=True):
                 counts[j][int(nodes.device_class[v])] -= d not in through
         return replace(self.layout, counts=tuple(map(tuple, counts)))
@@ -284,11 +286,15 @@ class CandidatePlan:
         """The same candidate, simulated with a next step."""
         if self.chained:
             return self
-        p = self.context
-        with_next = chained_step_s(p.problem, p.shape, p.assignment, p.times, self.schedule)
+        context = self.context
+        with_next = chained_step_s(
+            context.problem, context.shape, context.assignment, context.times, self.schedule
+        )
         return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan with its simulated times."""
-        p = self.context
-        return evaluated(p.problem, p.shape, p.assignment, p.times, (self.schedule,))
+        context = self.context
+        return evaluated(
+            context.problem, context.shape, context.assignment, context.times, (self.schedule,)
+        )

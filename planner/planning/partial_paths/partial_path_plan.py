@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.planning.evaluation import compute_times, evaluated
-from planner.planning.heterogeneous_assignment import match_stages
-from planner.planning.partial_path_layers import splits, visited_share
-from planner.planning.partial_path_schedules import (
+from planner.planning.partial_paths.layers import splits, visited_share
+from planner.planning.partial_paths.schedules import (
     arranged_problem,
     partial_path_schedules,
     paths_certificate,
 )
-from planner.planning.placement import evaluate_placement, place_stages
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape, assignment_problem, memory_room, sent_bytes
-from planner.planning.straight import eagerly_ordered
+from planner.planning.straight.heterogeneous_assignment import match_stages
+from planner.planning.straight.placement import evaluate_placement, place_stages
+from planner.planning.straight.schedules import eagerly_ordered
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.problems.path_method import PathMethod

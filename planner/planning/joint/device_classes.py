@@ -34,7 +34,7 @@ class DeviceClasses:
         ``float[C, C]``: the slower of both directions.
     capacity
         ``float[C]``: the smaller of a device's upload and download, in bytes per second.
-    flops, memory_bytes
+    flops_per_s, memory_bytes
         ``float[C]``: of one device.
     can_aggregate
         ``bool[C]``: whether the devices may reduce gradients.
@@ -55,7 +55,7 @@ class DeviceClasses:
     bandwidth: Floats
     pair_bandwidth: Floats
     capacity: Floats
-    flops: Floats
+    flops_per_s: Floats
     memory_bytes: Floats
     can_aggregate: NDArray[np.bool_]
     site: Ints
@@ -101,20 +101,22 @@ class DeviceClasses:
             latency[c, c] = 0.0 if a == b else network.latency_s[a, b]
             bandwidth[c, c] = np.inf if a == b else network.bandwidth_bytes_per_s[a, b]
         return cls(
-            tuple(members),
-            np.array([len(m) for m in members], dtype=np.int64),
-            latency + latency.T,
-            bandwidth,
-            np.minimum(bandwidth, bandwidth.T),
-            np.minimum(up, down)[first],
-            cluster.flops[first],
-            cluster.memory_bytes[first],
-            sums[first],
-            links.site_of[first],
-            line if np.isfinite(line).any() else line[:0],
-            np.unique(np.array(network.regions)[first], return_inverse=True)[1].astype(np.int64),
-            np.asarray(hourly, dtype=float)[first] / HOUR_S,
-            np.zeros_like(latency)
+            members=tuple(members),
+            size=np.array([len(m) for m in members], dtype=np.int64),
+            rtt_s=latency + latency.T,
+            bandwidth=bandwidth,
+            pair_bandwidth=np.minimum(bandwidth, bandwidth.T),
+            capacity=np.minimum(up, down)[first],
+            flops_per_s=cluster.flops[first],
+            memory_bytes=cluster.memory_bytes[first],
+            can_aggregate=sums[first],
+            site=links.site_of[first],
+            site_bandwidth=line if np.isfinite(line).any() else line[:0],
+            region=np.unique(np.array(network.regions)[first], return_inverse=True)[1].astype(
+                np.int64
+            ),
+            usd_per_s=np.asarray(hourly, dtype=float)[first] / HOUR_S,
+            usd_per_byte=np.zeros_like(latency)
             if prices is None
             else _between(prices.usd_per_byte(network), first),
         )

@@ -10,12 +10,12 @@ import logging
 import math
 from dataclasses import replace
 
-from planner.planning.aggregators import with_aggregators
+from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.cost import PlanObjective, with_cost
-from planner.planning.device_classes import DeviceClasses, Floats
-from planner.planning.device_flow import PairSpread
-from planner.planning.flow_plan import CandidatePlan, LayoutContext
-from planner.planning.layout import Layout
+from planner.planning.joint.device_classes import DeviceClasses, Floats
+from planner.planning.joint.device_flow import PairSpread
+from planner.planning.joint.flow_plan import CandidatePlan, LayoutContext
+from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest, RequestedWiring
 from planner.planning.step_bound import StepBound
@@ -71,7 +71,7 @@ class CandidatePool:
     below_bound
         Evaluated plans below a bound on the mean; see `_is_below_bound`.
     first_error
-        Why the first layout that was refused fits no device.
+        Why the first refused layout does not fit: the message of the error.
     """
 
     def __init__(
@@ -82,13 +82,15 @@ class CandidatePool:
         bound: StepBound | None,
     ) -> None:
         self.problem, self.classes, self.run = problem, classes, run
+        # until `evaluate`, trials are estimates: that they improve no plan is no reason to stop
+        run.evaluates_plans = False
         request = problem.request
         self.objective = PlanObjective.of(request)
         self.incumbent: Incumbent[TrainingPlan] = Incumbent(
             run, problem.cluster, method="layouts, flow", seed=problem.seed
         )
         if bound is not None:
-            self.incumbent.raise_bound(*bound)
+            self.incumbent.offer_bound(*bound)
         # the bound is then one on the mean over many steps
         self.bounds_mean = (
             request.sync_every > 1
@@ -111,7 +113,7 @@ class CandidatePool:
         if not self._is_below_bound(value):
             self.incumbent.offer(value, plan)
 
-    def candidate(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
+    def try_layout(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
         """The best candidate of a layout; None if it was tried before or memory is too small.
 
         Other pairs of devices are tried if the first candidate is promising, or ``always``.
@@ -122,16 +124,18 @@ class CandidatePool:
         try:
             context = LayoutContext.of(self.problem, self.classes, layout)
             first, *others = context.spreads
-            best = self.build(context, spread=first)
+            best = self.build_once(context, spread=first)
         except ProblemError as error:
             self.first_error = self.first_error or error
             return None
         for spread in others:
             if self._is_promising(best, math.inf if always else PROMISING_RATIO):
-                other = self.build(context, spread=spread)
+                other = self.build_once(context, spread=spread)
                 best = min(best, other, key=lambda candidate: candidate.value)
         if self._is_promising(best, PROMISING_RATIO):
-            other = self.build(context, slowdown=best.slowdown * best.lateness, spread=best.spread)
+            other = self.build_once(
+                context, slowdown=best.slowdown * best.lateness, spread=best.spread
+            )
             best = min(best, other, key=lambda candidate: candidate.value)
         on_all = self.best_on_all
         if self.num_without_stage(best) == 0 and (on_all is None or best.value < on_all.value):
@@ -147,15 +151,15 @@ class CandidatePool:
         best_value = min([self.incumbent.objective, *values])
         return candidate.value <= max_ratio * best_value and self.run.check() is None
 
-    def build(
+    def build_once(
         self,
         context: LayoutContext,
         max_in_flight: float = math.inf,
         slowdown: Floats | None = None,
         spread: PairSpread = PairSpread.EVEN,
     ) -> CandidatePlan:
-        """`LayoutContext.candidate`, counted as work."""
-        candidate = context.candidate(max_in_flight, slowdown, spread)
+        """`LayoutContext.build`, counted as work."""
+        candidate = context.build(max_in_flight, slowdown, spread)
         self.spend(candidate, 1)
         return candidate
 
@@ -165,7 +169,7 @@ class CandidatePool:
         if used_layout != candidate.layout:
             # with stochastic wiring every device needs an initial share of the microbatches
             self.first_error = self.first_error or ProblemError(IDLE_DEVICES)
-            smaller = self.candidate(used_layout, always=True)
+            smaller = self.try_layout(used_layout, always=True)
             return math.inf if smaller is None else self.evaluate(smaller.with_next_step())
         plan = with_cost(with_aggregators(self.problem, candidate.plan()), self.problem.request)
         self.run.evaluates_plans = True
@@ -200,7 +204,7 @@ class CandidatePool:
         try:
             variant = replace(self.problem, request=request)
             context = LayoutContext.of(variant, self.classes, layout)
-            return context.candidate(slowdown=best.slowdown, spread=best.spread).with_next_step()
+            return context.build(slowdown=best.slowdown, spread=best.spread).with_next_step()
         except ProblemError:
             return None
 
@@ -217,7 +221,7 @@ class CandidatePool:
         """Whether the value of a plan is below a bound on the mean over many steps.
 
         The value comes from a few simulated steps, which may be shorter than the steps that follow:
-        in steps without averaging, devices that are ahead leave their links to those behind until
+        in steps without averaging, devices that are ahead leave their links to later ones until
         the distance between them has settled. Such a value is no sign of a wrong bound.
         """
         bound = self.incumbent.bound

@@ -26,7 +26,7 @@ from planner.search.incumbent import Incumbent
 
 
 @dataclass(frozen=True)
-class AssignmentSearchParams:
+class TemperingParams:
     """Parameters of the search; temperatures are shares of the best cost.
 
     Attributes
@@ -65,7 +65,7 @@ class AssignmentSearchParams:
     reversal_share: float = 0.03
 
     @classmethod
-    def for_problem(cls, devices: int, stages: int) -> AssignmentSearchParams:
+    def for_problem(cls, devices: int, stages: int) -> TemperingParams:
         """Tuned on 56, 256 and 1024 devices in 8 stages.
 
         In large groups a move changes a mean by about 1 / |C_j| of a link's cost, so temperatures
@@ -106,7 +106,7 @@ class _Replica:
         self.cost = float(matched_cost(self.data, self.arrangement))
 
 
-class AssignmentSearch:
+class ParallelTempering:
     """A search that can be advanced in several calls.
 
     Parameters
@@ -128,7 +128,7 @@ class AssignmentSearch:
     ) -> None:
         self.data = data
         self.incumbent = incumbent
-        self.params = AssignmentSearchParams.for_problem(len(data.stage_of_slot), len(data.sizes))
+        self.params = TemperingParams.for_problem(len(data.stage_of_slot), len(data.sizes))
         self.descent_iterations = self.params.descent_iterations
         self.rng = np.random.default_rng(incumbent.seed)
         self.iterations = 0

@@ -1,0 +1,1 @@
+"""Averaging of a plan: groups and rounds, hierarchies, aggregators and peers."""

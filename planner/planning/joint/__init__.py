@@ -1,0 +1,1 @@
+"""Joint search over all decisions, and the bound for every plan."""

@@ -1,0 +1,333 @@
+"""Lower bound on the step time of every plan.
+
+Any devices take part, in any number of stages with any layers and any sizes; every microbatch
+passes one device of each stage, with any wiring and order, with or without recomputation; each
+stage averages in one round of its devices, hierarchically if these share sites' lines, or at two
+frequencies; all contribute, with any shares. Compute times follow from FLOPs, or are measured ones
+that are no shorter; updates are free, or with them the bound is a mean over many steps; head and
+loss are on the last stage.
+
+Let T be the end of a step and j the first stage whose round ends then. All devices of stage j start
+their next step at T, so F, H and B of the stages from j on and B of those before it follow T.
+`stage_requirements` derives what a stage of m devices must do before the next step ends. In
+hierarchical and two-frequency averaging, T is the end of the last exchange: all sites of a stage
+exchange at the same time, and start their next step no earlier. A single step may be shorter than
+the bound, if it spreads sums faster than the step before.
+
+If one step in H averages, H steps are treated as one with as many microbatches, from the end of one
+that averages to the end of the next: the bound is a mean over these.
+
+If stages need more devices than there are, however the layers are split, no plan has such a step.
+Every device has a weight, a mixture of its fractions of all FLOP/s, of all uploads and of the
+number of devices, so that all devices together weigh 1. The least weight of a stage is a minimum
+over m, the lightest split a shortest path over the layers, and the bound is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.planning.calibrated import fastest_measured
+from planner.planning.joint.stage_requirements import (
+    DevicePool,
+    Floats,
+    Requirement,
+    StageRequirements,
+)
+from planner.planning.problem import PlanningProblem
+from planner.planning.step_bound import StepBound
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+
+DualWeights = tuple[float, float, float]
+"""Dual values of FLOP/s, uploads and number of devices; they sum to 1."""
+
+SplitCost = Callable[[float], float]
+"""Weight of the lightest split as a function of seconds between two ends of steps."""
+
+BUDGET = 1 + 1e-12
+"""Weight of all devices, with tolerance for rounding."""
+
+WEIGHTS: tuple[DualWeights, ...] = (
+    (0.0, 0.0, 1.0),
+    (1.0, 0.0, 0.0),
+    (0.0, 1.0, 0.0),
+    (0.5, 0.5, 0.0),
+    (0.25, 0.75, 0.0),
+    (0.75, 0.25, 0.0),
+)
+"""Each gives a bound, the best of which counts; all are equal if devices are."""
+
+HALVINGS, DOUBLINGS = 30, 200
+SENSITIVITY = 0.01
+"""Relative improvement for which the bound is tested, to name what it depends on."""
+
+
+def joint_bound(
+    cluster: Cluster,
+    workload: Workload,
+    wire_ratio: float = 1.0,
+    *,
+    recomputes: bool = True,
+    every_steps: int = 1,
+    aggregators_in: Cluster | None = None,
+    two_frequency: bool = False,
+    measured: bool = False,
+) -> StepBound | None:
+    """Lower bound in seconds on every plan's step.
+
+    Parameters
+    ----------
+    cluster, workload
+        The devices that can compute, and what they train, with its microbatch size.
+    wire_ratio
+        Bytes of encoded gradients over unencoded ones.
+    recomputes
+        Whether stages may recompute their activations.
+    every_steps
+        H, if one step in H averages; the bound is then a mean over H steps.
+    aggregators_in
+        The cluster with the devices that may only reduce gradients; None if there are none.
+    two_frequency
+        Whether gradients are averaged within regions in every step.
+    measured
+        Whether the FLOP/s of ``cluster`` are measured ones, as the basis then states.
+
+    Returns
+    -------
+    StepBound or None
+        The bound with its basis and witness; None if no number of devices suffices for a stage.
+    """
+    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
+    workload = _of_steps(workload, every_steps)
+    require = partial(
+        StageRequirements,
+        workload=workload,
+        wire_ratio=wire_ratio,
+        recomputes=recomputes,
+        every_steps=every_steps,
+    )
+    requirements = require(pool)
+    seconds, weights = _best_weights(
+        pool,
+        lambda weights: _split_cost_from_any_stage(requirements, weights),
+        requirements.scale_s,
+    )
+    if not np.isfinite(seconds):
+        return None
+    witness = {
+        "kind": "whole step",
+        "microbatch_samples": workload.microbatch_samples,
+        "recompute": recomputes,
+        "price": list(weights),
+        **pool.to_dict(),
+    }
+    if every_steps > 1:
+        witness["every_steps"] = every_steps
+    if measured:
+        witness["measured"] = True
+
+    limiting = _limiting_resources(pool, require, weights, seconds)
+    basis = f"{limiting} of all devices, whatever stages they are in"
+    if pool.hierarchical:
+        basis += "; for stages that average hierarchically, from one exchange to the next"
+    if pool.regions:
+        basis += "; from one exchange between regions to the next"
+    if measured:
+        basis += "; each as fast as the fastest of its operations"
+    if every_steps > 1:
+        basis += f"; a mean over {every_steps} steps, of which one averages"
+    return StepBound(seconds / every_steps, basis, witness)
+
+
+def _limiting_resources(
+    pool: DevicePool,
+    require: Callable[[DevicePool], StageRequirements],
+    weights: DualWeights,
+    seconds: float,
+) -> str:
+    """What the bound depends on: resources of which slightly more would lower it."""
+    factor = 1 + SENSITIVITY
+    faster = {
+        "computing": replace(pool, flops_per_s=pool.flops_per_s * factor),
+        "messages and averaging": replace(pool, up=pool.up * factor, down=pool.down * factor),
+    }
+    less_s = seconds * (1 - SENSITIVITY / 10)
+    names = [
+        name
+        for name, other in faster.items()
+        if _split_cost_from_any_stage(require(other), weights)(less_s) <= BUDGET
+    ]
+    return ", ".join(names) or "the number, memory and latencies"
+
+
+def _of_steps(workload: Workload, every_steps: int) -> Workload:
+    """The workload with the microbatches of so many steps in one."""
+    return workload.replace(batch_samples=workload.batch_samples * every_steps)
+
+
+def long_run_bound_s(
+    cluster: Cluster,
+    workload: Workload,
+    wire_ratio: float = 1.0,
+    *,
+    every_steps: int = 1,
+    aggregators_in: Cluster | None = None,
+    two_frequency: bool = False,
+) -> float:
+    """Lower bound in seconds per step in the long run; a single step may be shorter.
+
+    Between the ends of two of its rounds, every stage does all its work of a step, so the first t
+    steps from an idle system take at least t times this. The value is only printed: no certificate
+    holds it, and the checker does not recompute it.
+
+    Parameters
+    ----------
+    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency
+        As for `joint_bound`.
+
+    Returns
+    -------
+    float
+        Seconds per step, averaged over H steps.
+    """
+    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
+    requirements = StageRequirements(
+        pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
+    )
+    steady_state = requirements.steady_state()
+
+    def split_cost_of(weights: DualWeights) -> SplitCost:
+        return lambda limit: _lightest_split(
+            _stage_weights(requirements, steady_state, weights, limit)
+        )
+
+    return _best_weights(pool, split_cost_of, requirements.scale_s)[0] / every_steps
+
+
+def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
+    """The long-run bound for all plans that average like a given one; see `long_run_bound_s`."""
+    if problem.request.group_size is not None or problem.request.delayed:
+        return None
+    return long_run_bound_s(
+        fastest_measured(problem.cluster, plan.workload, problem.request.calibration),
+        plan.workload,
+        plan.codec.wire_ratio,
+        every_steps=plan.sync.every_steps,
+        aggregators_in=problem.aggregators_in,
+        two_frequency=plan.two_frequency,
+    )
+
+
+def _best_weights(
+    pool: DevicePool, split_cost_of: Callable[[DualWeights], SplitCost], scale_s: float
+) -> tuple[float, DualWeights]:
+    """The highest bound over all weights, and its weights."""
+    best_s, best_weights = 0.0, WEIGHTS[0]
+    for weights in WEIGHTS[:1] if pool.identical else WEIGHTS:
+        split_cost_at = split_cost_of(weights)
+        if best_s == 0 or split_cost_at(best_s) > BUDGET:
+            best_s, best_weights = max(best_s, _least_feasible_s(split_cost_at, scale_s)), weights
+    return best_s, best_weights
+
+
+def _split_cost_from_any_stage(requirements: StageRequirements, weights: DualWeights) -> SplitCost:
+    """DualWeights of the cheapest split, whichever stage's round ended the step before."""
+    whole_pipeline = requirements.whole_pipeline()
+    boundary, downstream = requirements.boundary(), requirements.downstream()
+    upstream = [requirements.upstream(recomputes) for recomputes in requirements.choices]
+
+    def split_cost_at(limit: float) -> float:
+        before = np.min(
+            [_stage_weights(requirements, requirement, weights, limit) for requirement in upstream],
+            axis=0,
+        )
+        end = _stage_weights(requirements, boundary, weights, limit)
+        later = _lightest_split(
+            _stage_weights(requirements, downstream, weights, limit), before, end
+        )
+        return min(
+            later, _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit))
+        )
+
+    return split_cost_at
+
+
+def _stage_weights(
+    requirements: StageRequirements, requirement: Requirement, weights: DualWeights, limit: float
+) -> Floats:
+    """Least weight of the devices of every part; infinite if no number of devices suffices.
+
+    Returns
+    -------
+    ndarray
+        ``float[L, L + 1]``, by the first layer of the part and the one after its last.
+    """
+    pool = requirements.pool
+    busy_s, sending_s = limit - requirement.tail_s, limit - requirement.quiet_s
+    late_s = busy_s - requirement.begin_s
+    # inequalities (1) to (6) of `stage_requirements`
+    able = (
+        requirement.fits
+        & (requirement.least_s <= limit)
+        & (busy_s > 0)
+        & (late_s > 0)
+        & (sending_s > 0)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flops_per_s = np.maximum(requirement.flops / busy_s, requirement.late_flops / late_s)
+        sent_per_s = requirement.sent / sending_s
+    able &= (flops_per_s <= requirements.most_flops_per_s) & (sent_per_s <= requirements.most_up)
+    needed_of_all = (
+        (np.maximum(flops_per_s, requirements.least_flops_per_s), pool.flops_per_s.sum()),
+        (np.maximum(sent_per_s, requirements.least_up), pool.up.sum()),
+        (requirements.m, requirements.n),
+    )
+    # a single device has no upload, so its upload has no weight
+    cost = sum(
+        weight * needed / available
+        for weight, (needed, available) in zip(weights, needed_of_all, strict=True)
+        if weight > 0
+    )
+    table = np.full((requirements.layers, requirements.layers + 1), np.inf)
+    table[requirements.starts, requirements.stops] = np.where(able, cost, np.inf).min(axis=1)
+    return table
+
+
+def _lightest_split(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
+    """DualWeights of the cheapest split into stages.
+
+    With ``before`` and ``end``, one stage, not the first, has the weights of ``end``, and those
+    before it have the weights of ``before``.
+    """
+    layers = len(cost)
+    upstream, done = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
+    (done if before is None else upstream)[0] = 0.0
+    for stop in range(1, layers + 1):
+        last = (done[:stop] + cost[:stop, stop]).min()
+        if before is not None and end is not None:
+            upstream[stop] = (upstream[:stop] + before[:stop, stop]).min()
+            last = min(last, (upstream[1:stop] + end[1:stop, stop]).min(initial=np.inf))
+        done[stop] = last
+    return float(done[layers])
+
+
+def _least_feasible_s(split_cost_at: SplitCost, scale_s: float) -> float:
+    """Smallest seconds at which the devices suffice for all stages, rounded down."""
+    high = scale_s
+    for _ in range(DOUBLINGS):
+        if split_cost_at(high) <= BUDGET:
+            break
+        high *= 2
+    else:
+        return np.inf
+    low = high / 2 if high > scale_s else 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if split_cost_at(middle) <= BUDGET else (middle, high)
+    return low

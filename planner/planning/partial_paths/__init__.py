@@ -1,0 +1,1 @@
+"""Plans whose microbatches skip or swap stages (SkipPipe)."""

@@ -1,0 +1,1 @@
+"""Straight pipelines: shapes, placement of stages on devices, and order of operations."""
