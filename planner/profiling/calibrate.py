@@ -151,11 +151,10 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
                 activation_codec.encode_message(state["output"].detach(), gradient=False)
 
         def head(state: dict[str, torch.Tensor] = state) -> None:
-            leaf = state["output"].detach().requires_grad_()
             targets = model_stage.tokens(0, 0)[:, 1:]
-            torch.autograd.backward(model_stage.run_loss(leaf, targets) / model_stage.batch_tokens)
-            assert leaf.grad is not None
-            state["gradient"] = leaf.grad
+            _, state["gradient"] = model_stage.head_loss_and_gradient(
+                state["output"].detach(), targets
+            )
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             head_gradient = state.get("gradient")

@@ -25,7 +25,7 @@ from planner.executor.launch.local import run_local, threads  # noqa: E402
 from planner.executor.runtime.device_report import peak_flops  # noqa: E402
 from planner.executor.runtime.evaluate import EvaluationResult  # noqa: E402
 from planner.executor.runtime.progress import Progress  # noqa: E402
-from planner.executor.runtime.records import StepRecord  # noqa: E402
+from planner.executor.runtime.records import StepRecord, write_records  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
 
 STEPS = 3
@@ -180,3 +180,14 @@ def test_a_skipped_step_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     # without loss scaling the run has diverged
     diverged = {"step": 0, "loss": None, "loss_step": 0, "took_s": 1.0, "tokens_per_s": 1.0}
     assert "norm not finite" in _line(diverged | {"gradient_norm": None}, 1.0)
+
+
+def test_records_of_a_run_that_diverged(tmp_path: Path) -> None:
+    """A norm that is no number is null, as in events: the run does not fail at its end."""
+    records = [
+        StepRecord(step, False, gradient_norm=norm)
+        for step, norm in enumerate((1.5, math.inf, math.nan))
+    ]
+    write_records(tmp_path / "record.json", 0, records)
+    steps = json.loads((tmp_path / "record.json").read_text())["steps"]
+    assert [step["norm"] for step in steps] == [1.5, None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,10 +16,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.connections import ConnectionLost  # noqa: E402
+from planner.executor.comm.connections import Connection, ConnectionLost, ConnectionReset  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule  # noqa: E402
-from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle  # noqa: E402
+from planner.executor.comm.tcp_tuning import (  # noqa: E402
+    disable_slow_start_after_idle,
+    uses_network,
+)
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.rendezvous.connect import _configure  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
@@ -192,3 +196,21 @@ def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> No
     while file.read_text() != "1\n" and time.monotonic() < until:
         time.sleep(0.01)
     assert file.read_text() == "1\n"
+
+
+def test_a_peer_that_has_gone_is_a_lost_connection() -> None:
+    """Also before the first message, where the system only says that there is no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = Connection(fileno=socket.create_connection(server.getsockname()).detach())
+        there, _ = server.accept()
+    assert not uses_network(here)
+    here.name = "b"
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    there.close()
+    until = time.monotonic() + 10
+    with pytest.raises(ConnectionReset, match="device 'b' is gone") as lost:
+        while time.monotonic() < until:
+            uses_network(here)
+            time.sleep(0.01)
+    assert lost.value.device == "b"
+    here.close()

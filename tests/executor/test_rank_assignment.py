@@ -95,6 +95,28 @@ def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_rank(["a", "b"]) == 1
 
 
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "abc"), ("WORLD_SIZE", "-1")])
+def test_numbers_of_the_launcher_are_checked(
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One line and exit code 2, no traceback."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]]), path)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
+    before = sys.getswitchinterval()
+    try:
+        assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == 2
+    finally:
+        sys.setswitchinterval(before)
+    found = capfd.readouterr().err
+    assert f"{name} is '{value}'; it must be a number from 0" in found and found.count("\n") == 1
+
+
 def test_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
     """One process for a plan of two devices ends with exit code 2 in the rank and one line."""
     path = tmp_path / "plan.json"
@@ -187,6 +209,10 @@ def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) 
             "device '0' lost the store (wait timeout after 600000 ms)",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "t.json"), 3, "t.json: No space left"),
+        # both ends of a connection may be told of its loss in many ways
+        (OSError(errno.ENOTCONN, "not connected"), 3, "a connection is lost"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), 3, "a connection is lost"),
+        (TimeoutError(errno.ETIMEDOUT, "timed out", "/nfs/text"), 2, "'/nfs/text'; check paths"),
         (FileNotFoundError(2, "No such file or directory", "text"), 2, "directory: 'text'; check"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -45,6 +45,7 @@ class WorkerThread(threading.Thread):
         # after an error no job will run
         error_latch.on_failure(lambda: self._jobs.put(None))
         self.start()
+        error_latch.add_thread(self)
 
     def submit(self, job: Job) -> None:
         """Run a job after all submitted before."""

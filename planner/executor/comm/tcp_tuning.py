@@ -16,7 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planner.executor.comm.connections import DuplexChannels, receive_into, send_all
+from planner.executor.comm.connections import (
+    ConnectionReset,
+    DuplexChannels,
+    describe_peer,
+    peer_name,
+    receive_into,
+    send_all,
+)
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
@@ -83,10 +90,16 @@ def grow_windows(
 
 
 def uses_network(connection: socket.socket) -> bool:
-    """Whether a connection may use a network."""
+    """Whether a connection may use a network; raises `ConnectionReset` if its peer has gone."""
     if connection.family == socket.AF_UNIX:
         return False
-    return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
+    try:
+        address = connection.getpeername()[0]
+    except OSError as error:
+        raise ConnectionReset(
+            f"{describe_peer(connection)} is gone ({error})", peer_name(connection)
+        ) from None
+    return not ipaddress.ip_address(address).is_loopback
 
 
 def _start_guard(file: Path) -> subprocess.Popen[bytes] | None:

@@ -14,7 +14,6 @@ parameters; in two-frequency averaging, from the state of another device of its 
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
-from planner.executor.comm.connections import ConnectionLost, ConnectionReset
+from planner.executor.comm.connections import ConnectionLost, ConnectionReset, is_network_error
 from planner.executor.elastic.membership import (
     CAUSE_S,
     NO_STEP,
@@ -143,13 +142,15 @@ class ElasticRun:
             except OSError as error:
                 # a connection may close before its first use
                 if self._membership.rank_lost.error is None:
-                    if error.errno != errno.ENOTCONN:
+                    if not is_network_error(error):
                         raise
                     self._await_cause(ConnectionReset(str(error)))
             self._after_loss()
             if self._step >= steps and self._held_out is None and not self._outer_step_pending():
                 break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
+            # all members have left the collective that was interrupted
+            self.ranks.collectives.delete_used_keys()
         self._membership.finish()
         return None if self._last_step is None else self._last_step.record
 

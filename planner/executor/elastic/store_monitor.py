@@ -9,6 +9,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeats
+from planner.executor.rendezvous.rank_group import ALL_LEFT_KEY
 from planner.executor.rendezvous.store import (
     FINISHED_KEY,
     STARTED_KEY,
@@ -73,7 +74,7 @@ class StoreMonitor(threading.Thread):
     def _poll(self, store: Store) -> None:
         begin_s = time.monotonic()
         self.started = self.started or store.check([STARTED_KEY])
-        self.finished = self.finished or store.check([FINISHED_KEY]) or store.check(["parted/all"])
+        self.finished = self.finished or store.check([FINISHED_KEY]) or store.check([ALL_LEFT_KEY])
         self.aborted = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
         counters = heartbeats(store, range(self.ranks))
         if counters != self._last_heartbeats:

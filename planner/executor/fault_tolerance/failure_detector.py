@@ -115,6 +115,11 @@ class FailureDetector(threading.Thread):
         self.start()
 
     @property
+    def has_heartbeat(self) -> bool:
+        """Whether `start_watching` was called."""
+        return self._heartbeat is not None
+
+    @property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process, once started."""
         assert self._heartbeat is not None
@@ -213,7 +218,19 @@ class FailureDetector(threading.Thread):
             self._heartbeat.stop()
 
     def run(self) -> None:
-        """Until `stop_watching`, or until the process must end."""
+        """Until `stop_watching`, or until the process must end, as after an unexpected error."""
+        try:
+            self._watch()
+        except Exception as error:
+            self.shutdown.request(
+                f"device {self.device!r}: its failure detector failed "
+                f"({type(error).__name__}: {error})"
+            )
+            # the main thread may be blocked
+            threading.Timer(EXIT_S, self.shutdown.exit_process).start()
+            raise
+
+    def _watch(self) -> None:
         polled_s = pinged_s = running_s = time.monotonic()
         answers, silent_s = 0, 0.0
         heartbeat = self._heartbeat
@@ -303,8 +320,8 @@ class FailureDetector(threading.Thread):
             self._report_lost(
                 names,
                 f"device {listed(names)} gave no sign of life {toward}for "
-                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for "
-                "longer",
+                f"{self.heartbeat_timeout_s:g} s: it is stopped or disconnected; --patience raises "
+                "this limit",
                 is_isolated,
             )
 
@@ -336,8 +353,8 @@ class FailureDetector(threading.Thread):
         """End for a reason; not printed if this process was interrupted."""
         line, code = self._proposal
         is_own = reason == line
-        silence_of = is_own and code == 128 + signal.SIGINT
-        self.shutdown.request("" if silence_of else reason, code if is_own else FAILED)
+        interrupted = is_own and code == 128 + signal.SIGINT
+        self.shutdown.request("" if interrupted else reason, code if is_own else FAILED)
 
     def _end_for_lost_store(self, problem: str = "is gone") -> None:
         self.shutdown.request(f"{self._address}, which {self.server} serves, {problem}")

@@ -228,7 +228,7 @@ class _LocalRun:
         for rank in self.ranks:
             self._publish_signal(rank)
         if self._reason is None:
-            self._reason = self._killed_by or "a rank has failed and said nothing"
+            self._reason = self._killed_by or "a rank exited without an error message"
             self._write_error(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
 

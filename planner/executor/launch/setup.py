@@ -24,7 +24,12 @@ from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.launch.arguments import load_secret
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.file_digest import require_same_files
-from planner.executor.rendezvous.rank_assignment import WAIT_S, heartbeat_timeout_s, join
+from planner.executor.rendezvous.rank_assignment import (
+    WAIT_S,
+    environment_number,
+    heartbeat_timeout_s,
+    join,
+)
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.rendezvous.store import STARTED_KEY, StoreAddress
 from planner.executor.runtime.aggregator import Aggregator
@@ -330,4 +335,4 @@ def _torch_device(choice: str) -> torch.device:
     if not torch.cuda.is_available():
         raise Refusal("--device cuda: this machine has no usable GPU; use cpu")
     # several ranks may share a GPU: messages use host memory
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda", environment_number("LOCAL_RANK", 0) % torch.cuda.device_count())

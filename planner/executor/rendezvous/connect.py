@@ -199,8 +199,8 @@ def _connect(
     if not authenticated:
         connection.close()
         raise ConnectionLost(
-            f"who answers for device {ranks.name(other)!r} at {host} does not know the secret that "
-            f"device {ranks.name(ranks.rank)!r} has; see who else reaches the store",
+            f"the process that answers as device {ranks.name(other)!r} at {host} does not have the "
+            f"secret of device {ranks.name(ranks.rank)!r}; check which processes reach the store",
             ranks.name(other),
         )
     return _configure(connection)
@@ -252,13 +252,14 @@ class Listener:
                     if time.monotonic() > until:
                         raise TimeoutError("timed out")
                     for key, _ in selector.select(POLL_S):
-                        # the peer may have closed already
-                        with suppress(BlockingIOError):
+                        try:
                             connection, address = key.data.accept()
-                            if connection.family == socket.AF_UNIX and not _same_user(connection):
-                                self._reject(connection, "another user of this machine")
-                                continue
-                            pool.submit(self._handshake, connection, address)
+                        except (BlockingIOError, ConnectionAbortedError):
+                            continue  # the peer has closed already
+                        if connection.family == socket.AF_UNIX and not _same_user(connection):
+                            self._reject(connection, "another user of this machine")
+                            continue
+                        pool.submit(self._handshake, connection, address)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -24,6 +25,7 @@ from planner.executor.fault_tolerance.failure_detector import (
     LATENCIES,
     FailureDetector,
 )
+from planner.executor.fault_tolerance.heartbeat import PERIOD_S, heartbeats
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.rendezvous.address import (
     INTERFACE,
@@ -45,6 +47,8 @@ WAIT_S = 60.0
 NODE = "GROUP_RANK"
 """Environment variable of torchrun: number of the node; the store is on the first."""
 PORT_TAKEN_TIMEOUT_S = 3.0
+REJOIN_SILENCE_S = 4 * PERIOD_S
+"""A device without heartbeats for so long has no live process."""
 
 
 class RankAssignmentError(Refusal):
@@ -57,19 +61,30 @@ class RendezvousTimeout(RuntimeError):
 
 def local_rank(devices: Sequence[str]) -> int:
     """Number of this process on its node."""
-    value = os.environ.get("LOCAL_RANK")
-    if value is None and len(devices) > 1:
+    if "LOCAL_RANK" not in os.environ and len(devices) > 1:
         raise RankAssignmentError(
             f"--devices names {len(devices)} devices and this is one process; name its own, or "
             "start all of the node with torchrun"
         )
-    return int(value or "0")
+    return environment_number("LOCAL_RANK", 0)
+
+
+def environment_number(name: str, default: int) -> int:
+    """A number that the launcher sets in the environment."""
+    value = os.environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit()):
+        raise RankAssignmentError(
+            f"{name} is {value!r}; it must be a number from 0, as torchrun sets it"
+        )
+    return int(value)
 
 
 def local_device_name(devices: Sequence[str]) -> str:
     """Name of this process before the plan is known."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    return devices[local] if local < len(devices) else f"local process {local}"
+    with suppress(RankAssignmentError):  # raised again by `local_rank`
+        local = environment_number("LOCAL_RANK", 0)
+        return devices[local] if local < len(devices) else f"local process {local}"
+    return devices[0]
 
 
 def assigned_rank(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
@@ -133,7 +148,7 @@ def join(
     _use_planned_interface(plan, rank)
     names = plan.cluster.network.ids
     world, name = len(names), names[rank]
-    processes = int(os.environ.get("WORLD_SIZE", world))
+    processes = environment_number("WORLD_SIZE", world)
     if processes != world:
         raise RankAssignmentError(
             f"the plan has {world} devices but torchrun starts {processes} processes; start one a "
@@ -193,11 +208,11 @@ class _StoreConnection(NamedTuple):
     serves: bool
 
 
-def _connect_to_store(rank: int, first_rank: str, wait_s: float) -> _StoreConnection:
-    """Connect to the store given by the environment; ``first_rank`` is the rank that serves it."""
+def _connect_to_store(rank: int, serving_device: str, wait_s: float) -> _StoreConnection:
+    """Connect to the store given by the environment; ``serving_device`` serves it."""
     address = StoreAddress.from_environment()
     serves = rank == 0 and not address.served_by_launcher
-    return _StoreConnection(address, *_connect(address, wait_s, serves, first_rank))
+    return _StoreConnection(address, *_connect(address, wait_s, serves, serving_device))
 
 
 def _rendezvous(
@@ -224,7 +239,7 @@ def _rendezvous(
     publish_store_address(store, rank)
     _wait_for_all(store, rank, names, wait_s)
     if address.served_by_launcher:
-        on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
+        on_first = [n for r, n in enumerate(names) if store.get(f"present/{r}") == b"0"]
         detector.server = f"the node of device {on_first[0]!r}" if on_first else detector.server
     ranks = RankGroup(
         rank, world, store, names, detector, secret=secret, address=reachable_address(store, world)
@@ -248,6 +263,7 @@ def _rejoin(
     detector.start_watching(connection.address, serves=connection.serves)
     detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
     _require_same_settings(connection.store, names[rank], shared_properties)
+    _claim_rejoin(connection.store, rank, names[rank])
     detector.watch_rank(rank, rank, names[rank])
     address = reachable_address(connection.store, len(names))
     return RankGroup(
@@ -260,6 +276,17 @@ def _rejoin(
         secret=secret,
         address=address,
     )
+
+
+def _claim_rejoin(store: Store, rank: int, name: str) -> None:
+    """Claim a device whose previous process has ended; one process only may rejoin as it."""
+    (last,) = heartbeats(store, [rank])
+    time.sleep(REJOIN_SILENCE_S)
+    # heartbeats of another process start elsewhere, so this key belongs to the previous one
+    if heartbeats(store, [rank]) != [last] or store.add(f"rejoin/{rank}/{last.decode()}", 1) > 1:
+        raise RankAssignmentError(
+            f"device {name!r} is claimed by two processes; name each device once"
+        )
 
 
 def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
@@ -280,7 +307,7 @@ def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
 
 
 def _connect(
-    address: StoreAddress, wait_s: float, serves: bool, first_rank: str
+    address: StoreAddress, wait_s: float, serves: bool, serving_device: str
 ) -> tuple[Store, bool]:
     """The store, and whether this process serves it."""
     if serves:
@@ -297,27 +324,27 @@ def _connect(
         if address.served_by_launcher:
             raise
         raise StoreMissingError(
-            f"{error}; device {first_rank!r} serves it: start that one too, and name its node in "
-            "MASTER_ADDR"
+            f"{error}; device {serving_device!r} serves it: start that one too, and name its node "
+            "in MASTER_ADDR"
         ) from None
 
 
 def _require_same_settings(store: Store, name: str, settings: Mapping[str, str]) -> None:
     """All ranks must have the same settings as the first one."""
-    text = store.compare_set("told", "", json.dumps({**settings, "device": name}))
-    first_rank = json.loads(text.decode())
+    text = store.compare_set("settings", "", json.dumps({**settings, "device": name}))
+    first_settings = json.loads(text.decode())
     for what, remedy in (
         ("plan", "give every node the same plan file"),
         ("secret", "give every node the same --secret-file"),
     ):
-        if what in settings and first_rank[what] != settings[what]:
+        if what in settings and first_settings[what] != settings[what]:
             raise RankAssignmentError(
                 f"device {name!r} has {what} {settings[what]} but device "
-                f"{first_rank['device']!r} has {first_rank[what]}; {remedy}"
+                f"{first_settings['device']!r} has {first_settings[what]}; {remedy}"
             )
     ours, theirs = (
         json.loads(settings["settings"] or "{}"),
-        json.loads(first_rank["settings"] or "{}"),
+        json.loads(first_settings["settings"] or "{}"),
     )
     for option in [*ours, *(theirs.keys() - ours.keys())]:
         # as text, since nan != nan
@@ -325,8 +352,8 @@ def _require_same_settings(store: Store, name: str, settings: Mapping[str, str])
             flag = f"--{option.replace('_', '-')}"
             raise RankAssignmentError(
                 f"device {name!r} was given {_format_option(flag, ours.get(option))} but device "
-                f"{first_rank['device']!r} {_format_option(flag, theirs.get(option))}; start every "
-                "node with the same options"
+                f"{first_settings['device']!r} {_format_option(flag, theirs.get(option))}; start "
+                "every node with the same options"
             )
 
 
@@ -346,8 +373,8 @@ def _secret_mode(secret: Secret | None) -> str:
 
 
 def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:
-    store.set(f"here/{rank}", os.environ.get(NODE, "0"))
-    keys = [f"here/{r}" for r in range(len(names))]
+    store.set(f"present/{rank}", os.environ.get(NODE, "0"))
+    keys = [f"present/{r}" for r in range(len(names))]
     try:
         store.wait(keys, timedelta(seconds=wait_s))
     except DistNetworkError:
@@ -355,8 +382,9 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
     except DistStoreError:
         missing = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
         if missing:
+            what = "device" if len(missing) == 1 else "devices"
             raise RendezvousTimeout(
-                f"device {listed(missing)} did not come within "
-                f"{wait_s:g} s ({len(missing)} of {len(names)} missing); start all, "
-                "and see what they print; --wait allows for longer"
+                f"{what} {listed(missing)} did not join within {wait_s:g} s "
+                f"({len(missing)} of {len(names)} missing); start all, see what they print, or "
+                "raise --wait"
             ) from None

@@ -125,9 +125,9 @@ class Evaluation:
     def __enter__(self) -> Self:
         """Open connections; a collective call."""
         keys = duplex_keys(ChannelKind.PIPELINE, {d for t in self._p2p_schedules for d in t.peers})
+        error_latch = self._resources.enter_context(self._ranks.error_latch())
         opened = self._resources.enter_context(connections_to(self._ranks, keys, "evaluation"))
         channels = duplex_channels(opened, ChannelKind.PIPELINE, self._ranks.rank)
-        error_latch = self._resources.enter_context(self._ranks.error_latch())
         if self._model_stage is not None:
             # all schedules in turn, each with all batches, at every evaluation
             rounds = [schedule for schedule in self._p2p_schedules for _ in range(self._batches)]

@@ -454,6 +454,7 @@ class ModelStage:
 
     def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
         microbatch_activations = self._activations[microbatch]
+        is_last_stage = received is None
         if received is None:
             assert microbatch_activations.output is not None
             received = microbatch_activations.output.detach()
@@ -461,21 +462,34 @@ class ModelStage:
             self._activations[microbatch] = microbatch_activations._replace(output=None)
         tokens = self._tokens.pop(microbatch, None)
         targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
-        gradients = [self._head_gradient(*chunk) for chunk in self._chunks(received, targets)]
-        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
-        self._head_gradients[microbatch] = gradient
+        loss, gradient = self.head_loss_and_gradient(received, targets)
+        assert self._loss is not None
+        self._loss += loss
+        if is_last_stage:  # B is next here; otherwise the gradient is sent away
+            self._head_gradients[microbatch] = gradient
         return gradient
 
-    def _head_gradient(self, received: Tensor, targets: Tensor) -> Tensor:
-        """Run head and loss forward and backward; returns the gradient of the activations."""
-        assert self._loss is not None and self.low_precision_head is not None
-        activations = received.detach().requires_grad_()
-        loss = self.low_precision_head(activations, targets) / self.batch_tokens
+    def head_loss_and_gradient(self, received: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Run head and loss forward and backward, chunk by chunk.
+
+        Returns
+        -------
+        tuple[Tensor, Tensor]
+            The microbatch's part of the mean loss, and the gradient of the activations.
+        """
+        assert self.low_precision_head is not None
         scale = self.loss_scale
-        torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
-        self._loss += loss.detach()
-        assert activations.grad is not None
-        return activations.grad
+        losses, gradients = [], []
+        for part, targets_of_part in self._chunks(received, targets):
+            activations = part.detach().requires_grad_()
+            loss = self.low_precision_head(activations, targets_of_part) / self.batch_tokens
+            # frees the logits before those of the next chunk are computed
+            torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
+            assert activations.grad is not None
+            losses.append(loss.detach())
+            gradients.append(activations.grad)
+        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
+        return torch.stack(losses).double().sum(), gradient
 
     def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
         input_leaf, output = self._activations.pop(microbatch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,14 @@ class StepRecord:
             "ops": self.ops,
             "messages": self.messages,
             "routes": self.routes,
-            "norm": self.gradient_norm,
+            "norm": finite_or_none(self.gradient_norm),
             "loss_scale": self.loss_scale,
         }
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value; None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:

@@ -163,8 +163,9 @@ class Worker:
             del schedule_ids[0]
             numbers = numbers[1:]
         with ExitStack() as resources:
-            connections = self._connect(resources)
+            resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
+            connections = self._connect(resources)
             self._open_links(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
@@ -223,7 +224,7 @@ class Worker:
         )
         self._links = AllReduceLinks(self._channels[ChannelKind.AVERAGING], error_latch)
         self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
-        self._outer.start(self._links, self._sender)
+        self._outer.set_links(self._links, self._sender)
 
     def _close_links(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
