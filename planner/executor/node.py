@@ -24,8 +24,9 @@ from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.local import run_local, threads
 from planner.executor.launch.process import allow_descriptors, exit_now
 from planner.executor.launch.run_config import RunConfig
-from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank, heartbeat_timeout_s
-from planner.executor.rendezvous.store import (
+from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank
+from planner.executor.rendezvous.rendezvous import heartbeat_timeout_s
+from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     PortTakenError,
     StoreAddress,

@@ -15,15 +15,6 @@ from typing import Any
 
 import torch
 
-from planner.executor.comm.connections import (
-    ChannelKind,
-    DuplexChannels,
-    as_bytes,
-    duplex_channels,
-    duplex_keys,
-    receive_into,
-    send_all,
-)
 from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
@@ -34,6 +25,15 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
+from planner.executor.transport.connections import (
+    ChannelKind,
+    DuplexChannels,
+    as_bytes,
+    duplex_channels,
+    duplex_keys,
+    receive_into,
+    send_all,
+)
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -273,7 +273,7 @@ def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Lin
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
     no_transport, error_latch = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)
-    coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
+    coming = (ExpectedMessage(step_index, message) for step_index in range(PINGS))
     receiver = Receiver(channels.incoming, {other: coming}, no_transport.buffer, error_latch)
     sender = Sender(channels.outgoing, error_latch, {other: bandwidth}, backend=backend)
     numbers = count()

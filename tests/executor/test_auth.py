@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from planner.cli.main import main
-from planner.executor.comm.connections import ChannelKind, ConnectionLost, receive_into, send_all
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.rendezvous import connect as opening
 from planner.executor.rendezvous.address import (
@@ -46,7 +45,13 @@ from planner.executor.rendezvous.secret import (
     make_secret,
     nonce,
 )
-from planner.executor.rendezvous.store import (
+from planner.executor.transport.connections import (
+    ChannelKind,
+    ConnectionLost,
+    receive_into,
+    send_all,
+)
+from planner.executor.transport.store import (
     BIND,
     PortTakenError,
     StoreAddress,

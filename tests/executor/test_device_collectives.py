@@ -29,10 +29,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # noqa: E
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # noqa: E402
 
 from planner.executor.comm import device_collectives  # noqa: E402
-from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.connections import ConnectionLost  # noqa: E402
 from planner.executor.comm.device_backend import HOST, GpuBackend  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
     DeviceCollectives,
@@ -43,9 +41,11 @@ from planner.executor.comm.device_collectives import (  # noqa: E402
 )
 from planner.executor.comm.group_roles import member_ranges  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
 from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
+from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402

@@ -29,11 +29,9 @@ from planner.executor.fault_tolerance.failure_detector import FailureDetector  #
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, heartbeats, publish  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
-from planner.executor.rendezvous.rank_assignment import (  # noqa: E402
-    RankAssignmentError,
-    _claim_rejoin,
-)
-from planner.executor.rendezvous.store import StoreAddress, StoreMissingError  # noqa: E402
+from planner.executor.rendezvous.rank_assignment import RankAssignmentError  # noqa: E402
+from planner.executor.rendezvous.rendezvous import _claim_rejoin  # noqa: E402
+from planner.executor.transport.store import StoreAddress, StoreMissingError  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 
 SIX = [[0, 1, 2], [3, 4, 5]]
@@ -432,7 +430,7 @@ def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as was said, though PyTorch itself waits without end."""
-    monkeypatch.setattr("planner.executor.rendezvous.store.ANSWER_S", 0.2)
+    monkeypatch.setattr("planner.executor.transport.store.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = StoreAddress("127.0.0.1", server.getsockname()[1], served_by_launcher=False)
         with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does: it is"):
@@ -441,7 +439,7 @@ def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyP
 
 def test_nobody_serves_the_store() -> None:
     """The address is said."""
-    from planner.executor.rendezvous.store import StoreMissingError
+    from planner.executor.transport.store import StoreMissingError
 
     with pytest.raises(StoreMissingError, match=r"127.0.0.1:1 did not answer within 1 s"):
         StoreAddress("127.0.0.1", 1, True).connect(1.0)
@@ -511,7 +509,7 @@ def test_heartbeats_of_many_ranks_take_two_requests() -> None:
 
 def test_one_process_rejoins_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one with its name is refused, whether it comes at the same time or later."""
-    monkeypatch.setattr("planner.executor.rendezvous.rank_assignment.REJOIN_SILENCE_S", 0.2)
+    monkeypatch.setattr("planner.executor.rendezvous.rendezvous.REJOIN_SILENCE_S", 0.2)
     store = torch.distributed.HashStore()
     store.set("heartbeat/1", "7")
     refused: list[str] = []

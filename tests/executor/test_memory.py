@@ -24,10 +24,10 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
+from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED  # noqa: E402
 from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.runtime.memory import (  # noqa: E402

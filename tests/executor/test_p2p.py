@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.connections import Connection, ConnectionLost, ConnectionReset  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule  # noqa: E402
 from planner.executor.comm.tcp_tuning import (  # noqa: E402
@@ -25,6 +24,7 @@ from planner.executor.comm.tcp_tuning import (  # noqa: E402
 )
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.rendezvous.connect import _configure  # noqa: E402
+from planner.executor.transport.connections import Connection, ConnectionLost, ConnectionReset  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16

@@ -35,7 +35,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from planner.executor.rendezvous.address import INTERFACE, own_address
     from planner.executor.rendezvous.rank_assignment import (
         RankAssignmentError,
-        _use_planned_interface,
+        use_planned_interface,
     )
 
     plan = make_plan([[0, 1], [2, 3]])
@@ -54,7 +54,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("eth7", 2, "eth7"),
     ):
         monkeypatch.setenv(INTERFACE, given)
-        _use_planned_interface(plan, rank)
+        use_planned_interface(plan, rank)
         assert os.environ[INTERFACE] == wanted
         if wanted == "lo" and sys.platform == "linux":
             assert own_address() == "127.0.0.1"
@@ -62,7 +62,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RankAssignmentError, match="device '2': the plan has it listen on none0, which"
     ):
-        _use_planned_interface(plan, 2)
+        use_planned_interface(plan, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,8 @@ def test_what_is_switched_off_conflicts_with_nothing() -> None:
 )
 def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
     """And none of the others."""
-    from planner.executor.rendezvous.rank_assignment import (
-        RankAssignmentError,
-        _require_same_settings,
-    )
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError
+    from planner.executor.rendezvous.rendezvous import _require_same_settings
 
     def told(words: list[str]) -> dict[str, str]:
         config = parse_arguments(["plan.json", "--devices", "a", *words], None)
@@ -232,7 +230,7 @@ def test_ranks_end_in_a_line_at_most(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(prepared, "join", fails)
+    monkeypatch.setattr(prepared, "rendezvous", fails)
     monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.CAUSE_S", 0.0)
     monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
     before = sys.getswitchinterval()

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import (
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.transport.connections import (
     ChannelKind,
     Connection,
     as_bytes,
     receive_into,
     send_all,
 )
-from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.model_stage import ModelStage
 
 LENGTH = struct.Struct("!Q")
 DTYPES = {

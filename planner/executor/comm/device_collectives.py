@@ -26,12 +26,12 @@ from torch.distributed.distributed_c10d import (
 )
 
 from planner.executor.comm.codec import LEVELS, WireFormat
-from planner.executor.comm.connections import ConnectionLost
 from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id, network_namespace_id
 from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
 from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
+from planner.executor.transport.connections import ConnectionLost
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
 from planner.utils.refusal import Refusal

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import receive_into, send_all
+from planner.executor.transport.connections import receive_into, send_all
 from planner.training_plan.model import TrainingPlan
 
 MESSAGE = struct.Struct("!d")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
-from planner.executor.comm.connections import ConnectionLost, receive_into, send_all
+from planner.executor.transport.connections import ConnectionLost, receive_into, send_all
 
 MESSAGE = struct.Struct("!Qd")
 """Step and loss."""

@@ -32,8 +32,8 @@ from torch import Tensor
 from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
-from planner.executor.comm.connections import as_bytes, receive_into
 from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, member_ranges
+from planner.executor.transport.connections import as_bytes, receive_into
 from planner.training_plan.averaging_group import AveragingGroup
 
 TICK_S = 1e-3

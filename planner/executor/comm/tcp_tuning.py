@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planner.executor.comm.connections import (
+from planner.executor.transport.connections import (
     ConnectionReset,
     DuplexChannels,
     describe_peer,

@@ -4,7 +4,7 @@ A generation begins with a list of devices and ends when one of them is lost, or
 device is admitted. Every device that continues registers for the next one, with the number of steps
 it has done; the first list made of these counts. A joining device registers beforehand.
 
-Keys of generation G: ``membership/G`` is its list of devices; ``present/G`` has one line for each
+Keys of generation G: ``membership/G`` is its list of devices; ``registered/G`` has one line for each
 device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
 connection that closed between two live ones, after which all of them continue. Other keys that the
 ranks of a generation use begin with ``generation/G/``. The states of a run are listed in
@@ -23,11 +23,11 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from planner.executor.comm.connections import ConnectionLost, ConnectionReset
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.fault_tolerance.heartbeat import heartbeats
 from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup
-from planner.executor.rendezvous.store import FINISHED_KEY, STARTED_KEY
+from planner.executor.transport.connections import ConnectionLost, ConnectionReset
+from planner.executor.transport.store import FINISHED_KEY, STARTED_KEY
 
 REPORTED_STEP, EVALUATED_STEPS, OUTER_STEP = (
     "membership/reported_step",
@@ -174,7 +174,7 @@ class Membership:
             if self.name not in generation.members and requested <= number:
                 requested = number + 1
                 self._append_line(
-                    f"present/{requested}",
+                    f"registered/{requested}",
                     {"name": self.name, "step": NO_STEP, "outer_step_due": False},
                 )
             others = [self._names.index(name) for name in generation.members if name != self.name]
@@ -192,7 +192,7 @@ class Membership:
             This device is not a member.
         """
         number, silence_timer = self.generation.number + 1, _SilenceTimer(self._store)
-        key, registered_key = f"membership/{number}", f"present/{number}"
+        key, registered_key = f"membership/{number}", f"registered/{number}"
         lost_key = f"lost/{self.generation.number}"
         self._append_line(
             registered_key, {"name": self.name, "step": step, "outer_step_due": outer_step_due}
@@ -345,7 +345,7 @@ class Membership:
 
     def _begin(self, generation: Generation) -> None:
         number, me = generation.number, self._names.index(self.name)
-        callbacks = {f"lost/{number}": self._on_lost, f"present/{number + 1}": self._on_registered}
+        callbacks = {f"lost/{number}": self._on_lost, f"registered/{number + 1}": self._on_registered}
         for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:

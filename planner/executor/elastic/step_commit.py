@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from planner.executor.comm.connections import ConnectionLost
 from planner.executor.elastic.membership import CAUSE_S, NO_STEP, REPEAT, DeviceLost, Membership
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.transport.connections import ConnectionLost
 
 COMMIT, COMMIT_AND_ADMIT = "commit", "commit_and_admit"
 """Commit the step; commit it and start a new generation with joining ranks."""

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Store
 
 from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeats
 from planner.executor.rendezvous.rank_group import ALL_LEFT_KEY
-from planner.executor.rendezvous.store import (
+from planner.executor.transport.store import (
     FINISHED_KEY,
     STARTED_KEY,
     StoreAddress,

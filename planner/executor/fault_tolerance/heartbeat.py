@@ -17,7 +17,7 @@ from typing import NamedTuple
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.rendezvous.store import StoreMissingError
+from planner.executor.transport.store import StoreMissingError
 
 ABORT, RUNNING = "abort", "running"
 """The key that aborts the run, and its value until then."""

@@ -21,7 +21,7 @@ from planner.executor.elastic.store_monitor import CONNECT_S, POLL_S, StoreMonit
 from planner.executor.fault_tolerance.heartbeat import publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.launch.process import LAUNCHER_PID
-from planner.executor.rendezvous.store import (
+from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     StoreAddress,
     call_with_timeout,

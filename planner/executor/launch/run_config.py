@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from planner.executor.data.options import BUFFER, Data
+from planner.executor.data.data_config import BUFFER, DataConfig
 from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
 from planner.swarm.rebalance_policy import RebalanceRule
 from planner.training_plan.choices import Wiring
@@ -266,15 +266,15 @@ class RunConfig:
             values["schedule_steps"] = self.steps
         return OptimizerConfig(**values)
 
-    def training_data(self) -> Data:
+    def training_data(self) -> DataConfig:
         """Training data."""
         # evaluation alone may use the tokenizer
         evaluates_only = self.data is None and self.eval_data is not None
-        return Data(self.data, None if evaluates_only else self.tokenizer, self.shuffle)
+        return DataConfig(self.data, None if evaluates_only else self.tokenizer, self.shuffle)
 
-    def evaluation_data(self) -> Data | None:
+    def evaluation_data(self) -> DataConfig | None:
         """Evaluation data, in the order of the text."""
-        return None if self.eval_data is None else Data(self.eval_data, self.tokenizer, 1)
+        return None if self.eval_data is None else DataConfig(self.eval_data, self.tokenizer, 1)
 
     def validate(self) -> None:
         """Raise `Refusal` for invalid values and combinations of options."""

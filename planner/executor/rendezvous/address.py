@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.rendezvous.store import ANY_ADDRESS, BIND
+from planner.executor.transport.store import ANY_ADDRESS, BIND
 from planner.utils.refusal import Refusal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -21,10 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from planner.executor.comm.connections import ChannelKind, Connection, ConnectionLost, Connections
 from planner.executor.rendezvous.address import INTERFACE, own_address
 from planner.executor.rendezvous.auth import authenticate_client, authenticate_server
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.transport.connections import (
+    ChannelKind,
+    Connection,
+    ConnectionLost,
+    Connections,
+)
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.comm_plan import CommPlan
-from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.p2p import Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import P2PSchedule
 from planner.executor.data.consistency import require_same_data
+from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
-from planner.executor.data.options import Data
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
+from planner.executor.transport.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
@@ -88,7 +88,7 @@ def evaluation_data(
     plan: TrainingPlan,
     ranks: RankGroup,
     model_stage: ModelStage | None,
-    data: Data,
+    data: DataConfig,
     *,
     every: int,
     batches: int,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from planner.executor.comm.device_backend import HOST, DeviceBackend, make_backend
 from planner.executor.comm.p2p_schedule import Message
+from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
-from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.activation_codec import ActivationCodec, require_planned_sizes
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
@@ -113,7 +113,7 @@ class ModelStage:
         device: torch.device,
         optimizer_config: OptimizerConfig,
         *,
-        data: Data = SYNTHETIC,
+        data: DataConfig = SYNTHETIC,
         load_weights: LoadWeights | None = None,
         count_samples: bool = False,
         backend: DeviceBackend | None = None,

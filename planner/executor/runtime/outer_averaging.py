@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.p2p import Sender
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import JOIN_S, RankGroup
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter

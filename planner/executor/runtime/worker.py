@@ -9,20 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.comm_plan import CommPlan
-from planner.executor.comm.connections import (
-    REVERSE,
-    ChannelKind,
-    Connection,
-    Connections,
-    DuplexChannels,
-    duplex_channels,
-)
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.ready_hint import ReadyHint
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.comm.tcp_tuning import (
     disable_slow_start_after_idle,
     grow_windows,
@@ -36,6 +28,14 @@ from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOute
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
+from planner.executor.transport.connections import (
+    REVERSE,
+    ChannelKind,
+    Connection,
+    Connections,
+    DuplexChannels,
+    duplex_channels,
+)
 from planner.training_plan.model import TrainingPlan
 
 

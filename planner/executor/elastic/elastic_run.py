@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
-from planner.executor.comm.connections import ConnectionLost, ConnectionReset, is_network_error
 from planner.executor.elastic.membership import (
     CAUSE_S,
     NO_STEP,
@@ -33,8 +32,8 @@ from planner.executor.elastic.membership import (
 from planner.executor.elastic.membership_events import event_line, membership_events
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.fault_tolerance.shutdown import RunAborted
-from planner.executor.rendezvous.rank_assignment import connect_ring
 from planner.executor.rendezvous.rank_group import RankGroup, close_older
+from planner.executor.rendezvous.rendezvous import connect_ring
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.model_stage import ModelStage, has_head
@@ -44,6 +43,7 @@ from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
+from planner.executor.transport.connections import ConnectionLost, ConnectionReset, is_network_error
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
