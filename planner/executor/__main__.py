@@ -110,15 +110,17 @@ def _trace(
     """Timeline of the last step of all ranks, written by rank 0."""
     text = ""
     if last is not None:
-        ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
+        ops = [(*op[:3], op.start_s - worker.began_s, op.end_s - worker.began_s) for op in last.ops]
         text = json.dumps([last.begin_s - worker.began_s, ops])
     # a rank that joined at the end has run no step
-    told = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
-    if ranks.rank == 0 and told:
-        zero = min(begin for begin, _ in told)
-        found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
+    timelines = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
+    if ranks.rank == 0 and timelines:
+        start_s = min(begin_s for begin_s, _ in timelines)
+        records = [
+            [*op[:3], op[3] - start_s, op[4] - start_s] for _, ops in timelines for op in ops
+        ]
         ids = plan.cluster.network.ids
-        from_records(ids, found).to_chrome_trace(path)
+        from_records(ids, records).to_chrome_trace(path)
 
 
 if __name__ == "__main__":

@@ -701,7 +701,7 @@ def test_an_update_is_taken_by_all_or_none() -> None:
 
 def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was to send is missed by one that does not vote: the step is done again by all."""
-    monkeypatch.setattr("planner.executor.elastic.step_commit.CAUSE_S", 0.05)
+    monkeypatch.setattr("planner.executor.elastic.step_commit.RESET_CAUSE_S", 0.05)
     run = Threads(("a", "b"))
     a, b = (
         StoreStepCommitter(membership, membership.ranks(rank), {0}, 99)
@@ -1009,13 +1009,17 @@ def test_what_goes_without(tmp_path: Path) -> None:
     assert done.error == f"{PREFIX}device '0': --elastic conflicts with --own-pace; leave one out\n"
 
 
-def test_a_refusal_of_all_ranks_ends_the_run(tmp_path: Path) -> None:
+def test_a_refusal_of_all_ranks_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With its own exit code: no rank leaves as if the others could continue without it."""
     plan = make_plan(GRID, workload=replace(bytes_workload(), batch_samples=8))
     save_plan(plan, tmp_path / "plan.json")
-    (tmp_path / "text").write_bytes(b"a line of text\n" * 5000 + b"\xff and so on\n")
+    # the first piece is read before training, the next one some steps later
+    monkeypatch.setattr("planner.executor.data.sources.PIECE_BYTES", 1024)
+    (tmp_path / "text").write_bytes(b"a line of text\n" * 200 + b"\xff and so on\n")
     words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--elastic"]
-    words += ["--steps", "100", "--data", str(tmp_path / "text"), "--shuffle", "100000"]
+    words += ["--steps", "100", "--data", str(tmp_path / "text"), "--shuffle", "1"]
     done = run_ranks(6, "planner.executor.__main__", *words, go_on=True)
     assert REFUSED in done.codes and set(done.codes) <= {REFUSED, FAILED}, done.error
     assert "is not UTF-8 text" in done.error

@@ -206,6 +206,6 @@ def step_alone(model_stage: ModelStage, plan: TrainingPlan) -> float:
     for kind, microbatch in plan.schedules[0].order[0]:
         model_stage.run_op(kind, microbatch, None)
     model_stage.unscale()
-    norm = GradientNorm(plan, 0).clip(model_stage.gradients(), {})
+    norm = GradientNorm(plan, 0).norm_and_clip(model_stage.gradients(), {})
     model_stage.update(norm)
     return norm

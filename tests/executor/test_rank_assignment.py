@@ -231,7 +231,7 @@ def test_ranks_end_in_a_line_at_most(
         raise error
 
     monkeypatch.setattr(prepared, "rendezvous", fails)
-    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.CAUSE_S", 0.0)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.EXIT_CAUSE_S", 0.0)
     monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
     before = sys.getswitchinterval()
     try:

@@ -1,4 +1,4 @@
-"""Sharded all-reduce: member k reduces share k and returns the sum to all members (DeDLOC, 3.2).
+"""Reduce-scatter and all-gather, pipelined by chunks: member k reduces share k (DeDLOC, 3.2).
 
 In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
 for a slice of the vector.

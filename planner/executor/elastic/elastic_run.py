@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.elastic.membership import (
-    CAUSE_S,
     NO_STEP,
+    POLL_S,
+    RESET_CAUSE_S,
     DeviceLost,
     Generation,
     Membership,
@@ -48,8 +49,6 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
 from planner.utils.refusal import Refusal
-
-POLL_S = 0.05
 
 
 class EmptyStageError(RuntimeError):
@@ -339,7 +338,7 @@ class ElasticRun:
         """
         detector, rank_lost = self._all_ranks.detector, self._membership.rank_lost
         assert detector is not None
-        for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):
+        for wait_s in (RESET_CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
                 if detector.shutdown.line is not None:

@@ -4,8 +4,8 @@ A generation begins with a list of devices and ends when one of them is lost, or
 device is admitted. Every device that continues registers for the next one, with the number of steps
 it has done; the first list made of these counts. A joining device registers beforehand.
 
-Keys of generation G: ``membership/G`` is its list of devices; ``registered/G`` has one line for each
-device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
+Keys of generation G: ``membership/G`` is its list of devices; ``registered/G`` has one line for
+each device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
 connection that closed between two live ones, after which all of them continue. Other keys that the
 ranks of a generation use begin with ``generation/G/``. The states of a run are listed in
 docs/explanation/elastic-runs.md.
@@ -39,13 +39,13 @@ REPEAT = "repeat"
 NO_STEP = -1
 """Step of a device without parameters."""
 POLL_S = 0.05
-CAUSE_S = 3.0
+RESET_CAUSE_S = 3.0
 """A closed connection has a cause elsewhere, which may take this long to arrive."""
 MAX_RESETS = 3
 """Generations that repeat a step because of closed connections, before a device is evicted."""
 RECHECK_S = 2.0
 """Interval between two reads of heartbeats, which are sent twice a second."""
-MAX_COUNTED_S = 1.0
+MAX_COUNTED_REGISTRATION_S = 1.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -345,7 +345,10 @@ class Membership:
 
     def _begin(self, generation: Generation) -> None:
         number, me = generation.number, self._names.index(self.name)
-        callbacks = {f"lost/{number}": self._on_lost, f"registered/{number + 1}": self._on_registered}
+        callbacks = {
+            f"lost/{number}": self._on_lost,
+            f"registered/{number + 1}": self._on_registered,
+        }
         for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:
@@ -472,7 +475,7 @@ class _SilenceTimer:
     def seconds(self, ranks: Sequence[int]) -> list[float]:
         """Seconds of silence of each rank."""
         now_s = time.monotonic()
-        passed, self._polled_s = min(now_s - self._polled_s, MAX_COUNTED_S), now_s
+        passed, self._polled_s = min(now_s - self._polled_s, MAX_COUNTED_REGISTRATION_S), now_s
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0

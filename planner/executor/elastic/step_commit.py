@@ -9,7 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from planner.executor.elastic.membership import CAUSE_S, NO_STEP, REPEAT, DeviceLost, Membership
+from planner.executor.elastic.membership import (
+    NO_STEP,
+    REPEAT,
+    RESET_CAUSE_S,
+    DeviceLost,
+    Membership,
+)
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.transport.connections import ConnectionLost
@@ -66,7 +72,7 @@ class StoreStepCommitter:
                 self._membership.report_connection_lost(error)
 
         # the failure may be a consequence of a loss reported soon
-        later = threading.Timer(CAUSE_S, report)
+        later = threading.Timer(RESET_CAUSE_S, report)
         later.daemon = True
         later.start()
 

@@ -17,7 +17,7 @@ from planner.executor.transport.store import (
     StoreMissingError,
 )
 
-POLL_S, CONNECT_S = 0.5, 10.0
+MONITOR_POLL_S, CONNECT_S = 0.5, 10.0
 """Interval of polling, and timeout of a connection."""
 
 
@@ -57,10 +57,10 @@ class StoreMonitor(threading.Thread):
         while not self._stopped.is_set():
             try:
                 store = self._address.connect(CONNECT_S)
-                while not self._stopped.wait(POLL_S):
+                while not self._stopped.wait(MONITOR_POLL_S):
                     self._poll(store)
             except (DistError, StoreMissingError, OSError):
-                self._stopped.wait(POLL_S)
+                self._stopped.wait(MONITOR_POLL_S)
 
     def stop(self) -> None:
         """Stop polling; waits for a pending poll, with a timeout."""

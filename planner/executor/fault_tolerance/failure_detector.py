@@ -39,7 +39,7 @@ RECONNECT_S = 1.0
 """Timeout for reconnecting to the store."""
 PUBLISH_S = 3.0
 """Timeout for writing a reason into the store; then it is printed here alone."""
-CAUSE_S = 2.0
+EXIT_CAUSE_S = 2.0
 """A closed connection or a signal has a cause elsewhere, which may take this long to arrive."""
 GRACE_S = 2.0
 """Time for the main thread to begin to leave; then the process is ended from here."""
@@ -160,7 +160,7 @@ class FailureDetector(threading.Thread):
     def exit_on_error(self, line: str) -> int:
         """End after an error of the main thread that is a consequence of something else."""
         self._main_thread_exiting = True
-        if not self.shutdown.wait(CAUSE_S):
+        if not self.shutdown.wait(EXIT_CAUSE_S):
             self.abort_run(line)
             self.shutdown.wait(PUBLISH_S)
         return self.exit_code(line)
@@ -341,7 +341,7 @@ class FailureDetector(threading.Thread):
         if self._signal is None:
             return
         number, received_s = self._signal
-        if number == signal.SIGINT or now - received_s > CAUSE_S:
+        if number == signal.SIGINT or now - received_s > EXIT_CAUSE_S:
             name = signal.Signals(number).name
             line, code = f"device {self.device!r} was told to end ({name})", 128 + number
             if self.on_rank_lost is None:

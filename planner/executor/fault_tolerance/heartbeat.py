@@ -22,7 +22,7 @@ from planner.executor.transport.store import StoreMissingError
 ABORT, RUNNING = "abort", "running"
 """The key that aborts the run, and its value until then."""
 PERIOD_S = 0.5
-MAX_COUNTED_S = 3.0
+MAX_COUNTED_HEARTBEAT_S = 3.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -161,7 +161,7 @@ class Heartbeat(threading.Thread):
             for callback, value in zip(callbacks.values(), polled, strict=True):
                 callback(value)
             now = time.monotonic()
-            self._silent_s += min(now - self._polled_s, MAX_COUNTED_S)
+            self._silent_s += min(now - self._polled_s, MAX_COUNTED_HEARTBEAT_S)
             self._polled_s = now
             if heartbeats:
                 if heartbeats[0] != self._last_seen:

@@ -152,13 +152,13 @@ class RunConfig:
     )
     elastic: bool = _option(
         False,
-        "continue without a lost device if its stage has another one; started again, it rejoins",
+        "continue without a lost device if its stage has another one; restarted, it rejoins",
         action="store_true",
     )
     events: bool = _option(False, "JSON lines instead of text", action="store_true")
     record: Path | None = _option(
         None,
-        "times of operations and messages, a file a rank: {rank} in the name stands for it",
+        "times of operations and messages, one file per rank: {rank} in its name becomes the rank",
         type=Path,
     )
     data: Path | None = _option(
@@ -240,7 +240,12 @@ class RunConfig:
     )
     speed: float = _option(1.0, "times are divided by it", group="simulated", type=float)
     shrink: float = _option(1.0, "bytes are divided by it", group="simulated", type=float)
-    rest: int = _option(0, "steps before, each begun together", group="simulated", type=int)
+    rest: int = _option(
+        0,
+        "number of warm-up steps before the first one; all ranks start each of them together",
+        group="simulated",
+        type=int,
+    )
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, **values: Any) -> RunConfig:

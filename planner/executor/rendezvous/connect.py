@@ -39,7 +39,7 @@ CONNECT_S, RANK_S = 10.0, 0.25
 so one that does not answer is unreachable."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix socket."""
-POLL_S, ACCEPT_THREADS = 0.02, 64
+ACCEPT_POLL_S, ACCEPT_THREADS = 0.02, 64
 """Interval of polling, and number of connections accepted in parallel."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """TCP keep-alive: idle seconds, interval and count. There is no limit on unacknowledged data: a
@@ -256,7 +256,7 @@ class Listener:
                 while len(self.accepted) < len(self._expected):
                     if time.monotonic() > until:
                         raise TimeoutError("timed out")
-                    for key, _ in selector.select(POLL_S):
+                    for key, _ in selector.select(ACCEPT_POLL_S):
                         try:
                             connection, address = key.data.accept()
                         except (BlockingIOError, ConnectionAbortedError):

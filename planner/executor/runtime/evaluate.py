@@ -32,7 +32,7 @@ from planner.executor.transport.connections import ChannelKind, duplex_channels,
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
-LARGEST = 700.0
+MAX_EXPONENT = 700.0
 """Largest loss whose perplexity fits into a float."""
 
 
@@ -55,7 +55,7 @@ class EvaluationResult:
     @property
     def perplexity(self) -> float:
         """Perplexity, as far as a float can hold it."""
-        return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
+        return math.exp(min(self.loss, MAX_EXPONENT)) if math.isfinite(self.loss) else self.loss
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ class Evaluation:
 
     def __enter__(self) -> Self:
         """Open connections; a collective call."""
-        keys = duplex_keys(ChannelKind.PIPELINE, {d for t in self._p2p_schedules for d in t.peers})
+        keys = duplex_keys(
+            ChannelKind.PIPELINE, {d for p2p in self._p2p_schedules for d in p2p.peers}
+        )
         error_latch = self._resources.enter_context(self._ranks.error_latch())
         opened = self._resources.enter_context(connections_to(self._ranks, keys, "evaluation"))
         channels = duplex_channels(opened, ChannelKind.PIPELINE, self._ranks.rank)

@@ -447,7 +447,7 @@ class ModelStage:
         return torch.stack(losses).sum()
 
     def _chunks(self, activations: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Activations and targets of as many tokens as have their logits in memory at a time."""
+        """Activations and targets, split into chunks of `Architecture.head_tokens` tokens."""
         size = self._arch.head_tokens(len(activations))
         parts = (torch.split(tensor, size, dim=1) for tensor in (activations, targets))
         return zip(*parts, strict=True)

@@ -15,7 +15,7 @@ from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import JOIN_S, RankGroup
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 
@@ -72,7 +72,9 @@ class OuterAveraging:
         vector = self._pseudo_gradient(record.step)
         if self._averaging.peers:
             begin_s = time.monotonic()
-            record.ops.append((-1, self._ranks.rank, "A", begin_s, self._average(vector)))
+            record.ops.append(
+                OperationRecord(-1, self._ranks.rank, "A", begin_s, self._average(vector))
+            )
         self._apply_outer_step(record.step)
         record.end_s = time.monotonic()
 
@@ -95,7 +97,7 @@ class OuterAveraging:
             return
         if self._background is not None:
             end_s = self._background.result()
-            record.ops.append((-1, self._ranks.rank, "A", self._begin_s, end_s))
+            record.ops.append(OperationRecord(-1, self._ranks.rank, "A", self._begin_s, end_s))
             self._background = None
         self._apply_outer_step(self.pending_step)
         self.pending_step = None

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from planner.executor.comm.losses import LossCollector
 from planner.executor.runtime.evaluate import EvaluationResult
-from planner.executor.runtime.flops_counter import FlopsCounter, summary
+from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.records import StepRecord, finite_or_none
+from planner.executor.runtime.run_summary import summary
 
 
 class KnownLosses(Protocol):

@@ -6,13 +6,21 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.utils.atomic_write import write_text
 
-Record = tuple[int, int, str, float, float]
-"""``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
+
+class OperationRecord(NamedTuple):
+    """An operation; A and U have microbatch -1."""
+
+    microbatch: int
+    device: int
+    kind: str
+    start_s: float
+    end_s: float
+
 
 MessageRecord = tuple[int, str, int, int, int, float | None, float | None]
 """``(microbatch, kind, source, destination, bytes, handed_over_s, arrived_s)``.
@@ -45,7 +53,7 @@ class StepRecord:
     is_warmup: bool
     begin_s: float = 0.0
     end_s: float = 0.0
-    ops: list[Record] = field(default_factory=list)
+    ops: list[OperationRecord] = field(default_factory=list)
     messages: list[MessageRecord] = field(default_factory=list)
     routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gradient_norm: float | None = None

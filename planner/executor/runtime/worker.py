@@ -26,7 +26,7 @@ from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
 from planner.executor.transport.connections import (
     REVERSE,
@@ -123,7 +123,7 @@ class Worker:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """See the class."""
+        """Bytes sent by averaging and pipeline, by destination."""
         totals = dict(self._earlier_sent_bytes)
         for channels in self._channels.values():
             for destination, connection in channels.outgoing.items():
@@ -266,7 +266,7 @@ class Worker:
             self._local_step(record)
         else:
             self._average_and_update(record)
-        self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+        self.microbatches += sum(op.kind == "B" for op in record.ops)
 
     def _run_operations(self, record: StepRecord, index: int, schedule_id: int) -> None:
         ready_hint = self._ready_hint
@@ -309,12 +309,12 @@ class Worker:
             return
         if self._time_scale is not None:
             # simulated compute has no gradients, only messages
-            norm.clip(vector[:0], self._norm_connections)
+            norm.norm_and_clip(vector[:0], self._norm_connections)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
-        skip = 0 if on_first_stage else self._compute.tied_values
-        record.gradient_norm = norm.clip(vector, self._norm_connections, skip)
+        uncounted_values = 0 if on_first_stage else self._compute.tied_values
+        record.gradient_norm = norm.norm_and_clip(vector, self._norm_connections, uncounted_values)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -350,14 +350,14 @@ class Worker:
         if averaging.peers:
             begin_s = time.monotonic()
             end_s = averaging.run(values, self._links, self._sender, notified, self._collectives)
-            record.ops.append((-1, self.rank, "A", begin_s, end_s))
+            record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:
         begin_s = time.monotonic()
         self._compute.update(record.gradient_norm)
         record.loss_scale = self._compute.loss_scale
         record.end_s = time.monotonic()
-        record.ops.append((-1, self.rank, "U", begin_s, record.end_s))
+        record.ops.append(OperationRecord(-1, self.rank, "U", begin_s, record.end_s))
 
 
 def _connections_of_kind(connections: Connections, kind: ChannelKind) -> dict[int, Connection]:
