@@ -1017,9 +1017,10 @@ def test_a_refusal_of_all_ranks_ends_the_run(
     save_plan(plan, tmp_path / "plan.json")
     # the first piece is read before training, the next one some steps later
     monkeypatch.setattr("planner.executor.data.sources.PIECE_BYTES", 1024)
-    (tmp_path / "text").write_bytes(b"a line of text\n" * 200 + b"\xff and so on\n")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text").write_bytes(b"a line of text\n" * 200 + b"\xff and so on\n")
     words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--elastic"]
-    words += ["--steps", "100", "--data", str(tmp_path / "text"), "--shuffle", "1"]
+    words += ["--steps", "100", "--data", str(tmp_path / "texts"), "--shuffle", "1"]
     done = run_ranks(6, "planner.executor.__main__", *words, go_on=True)
     assert REFUSED in done.codes and set(done.codes) <= {REFUSED, FAILED}, done.error
     assert "is not UTF-8 text" in done.error

@@ -304,9 +304,9 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 
 
 def _start_gpu(choice: str) -> None:
-    """Create the CUDA state before heartbeats begin: it may hold the GIL for seconds."""
+    """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
-        # create the state in autograd's thread, too
+        # create the context in autograd's thread, too
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         torch.zeros(1, device=_torch_device(choice))
 
