@@ -48,7 +48,8 @@ def main() -> int:
     )
     chunking = Chunking(args.chunks, args.window)
     wanted = duplex_keys(ChannelKind.AVERAGING, set(range(world)) - {rank})
-    with connections_to(ranks, wanted, "averaging") as opened, disable_slow_start_after_idle():
+    with connections_to(ranks, wanted, "averaging") as opened:
+        disable_slow_start_after_idle()
         peers = AllReduceLinks(duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
         seconds = [
             _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)

@@ -113,7 +113,7 @@ def test_the_executors_core_imports_no_option(name: str) -> None:
 
 def test_folders_of_the_executor_import_in_one_direction() -> None:
     """None imports another that imports it, by whatever way; connections and store import none."""
-    folders = networkx.DiGraph()
+    folders: networkx.DiGraph[str] = networkx.DiGraph()
     for name, targets in GRAPH.items():
         for target in targets:
             ends = [module.split(".")[2:3] for module in (name, target)]

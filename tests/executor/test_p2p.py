@@ -159,43 +159,67 @@ def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
         there.close()
 
 
-def test_slow_start_is_switched_off_and_put_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only where it was on, and said in one line."""
-    file = tmp_path / "setting"
-    file.write_text("1\n")
-    with disable_slow_start_after_idle(file):
-        assert file.read_text() == "0\n"
-        with disable_slow_start_after_idle(file):  # another rank of this machine
-            pass
-        assert file.read_text() == "0\n"
-    assert file.read_text() == "1\n"
-    assert capsys.readouterr().err.count("\n") == 1
-    with disable_slow_start_after_idle(tmp_path / "another system"):
-        pass
-    assert capsys.readouterr().err == ""
+HOLDS = (
+    "import sys; from pathlib import Path\n"
+    "from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle\n"
+    "for _ in range(2): disable_slow_start_after_idle(Path(sys.argv[1]))\n"
+    "print(Path(sys.argv[1]).read_text(), flush=True); sys.stdin.read()\n"
+)
+"""A rank that keeps slow start off until its input ends."""
 
 
-def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> None:
-    """By what stays until it is gone."""
-    file = tmp_path / "setting"
-    file.write_text("1\n")
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle\n"
-        "with disable_slow_start_after_idle(Path(sys.argv[1])):\n"
-        "    assert Path(sys.argv[1]).read_text() == '0\\n'\n"
-        "    os.killpg(0, signal.SIGKILL)\n"
+def holds(file: Path) -> subprocess.Popen[str]:
+    """A process that has switched slow start off, or found it off."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    killed = subprocess.run(
-        [sys.executable, "-c", code, str(file)], check=False, start_new_session=True
-    )
-    assert killed.returncode == -signal.SIGKILL
+    assert rank.stdout is not None and rank.stdout.readline() == "0\n"
+    return rank
+
+
+def wait_for_setting(file: Path, text: str) -> None:
+    """The process that puts it back outlives the ranks."""
     until = time.monotonic() + 60.0
-    while file.read_text() != "1\n" and time.monotonic() < until:
+    while file.read_text() != text and time.monotonic() < until:
         time.sleep(0.01)
-    assert file.read_text() == "1\n"
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_slow_start_is_switched_off_and_put_back(killed: bool, tmp_path: Path) -> None:
+    """Only where it was on, said in one line, and until the last rank has ended, or is killed."""
+    file = tmp_path / "setting"
+    file.write_text("1\n")
+    first, second = holds(file), holds(file)
+    # whoever has switched it off ends first
+    said = []
+    for rank in (first, second):
+        if killed:
+            rank.kill()
+        said.append(rank.communicate()[1])
+        assert rank.returncode == (-signal.SIGKILL if killed else 0)
+        if rank is first:
+            time.sleep(0.3)
+            assert file.read_text() == "0\n"
+    wait_for_setting(file, "1\n")
+    assert [line.count("\n") for line in said] == [1, 0]
+    # the next run, and one where it is off anyway
+    holds(file).communicate()
+    wait_for_setting(file, "1\n")
+    file.write_text("0\n")
+    assert holds(file).communicate()[1] == ""
+    time.sleep(0.3)
+    assert file.read_text() == "0\n"
+
+
+def test_slow_start_of_another_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to set, and nothing to say."""
+    disable_slow_start_after_idle(tmp_path / "another system")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_peer_that_has_gone_is_a_lost_connection() -> None:

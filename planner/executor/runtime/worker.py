@@ -201,7 +201,7 @@ class Worker:
             self._watch_heartbeats(_connections_of_kind(connections, ChannelKind.HEARTBEAT))
         )
         if any(uses_network(connection) for connection in connections.values()):
-            resources.enter_context(disable_slow_start_after_idle(on_exit=self._restore_on_exit))
+            disable_slow_start_after_idle()
         grow_windows(self._channels.values(), self.comm_plan.bandwidth_delay_bytes())
         return connections
 
@@ -253,10 +253,6 @@ class Worker:
         if detector is None:
             return nullcontext()
         return detector.watching({c: self.ranks.name(peer) for peer, c in connections.items()})
-
-    def _restore_on_exit(self, restore: Callable[[], None]) -> None:
-        if self.ranks.detector is not None:
-            self.ranks.detector.shutdown.on_exit(restore)
 
     def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
         """Operations, averaging and updates of one step."""
