@@ -246,7 +246,7 @@ class _Nothing:
         self._made = backend.to_device(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
     def run_op(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Does nothing."""
+        """Return the same small tensor."""
         return self._made
 
     def buffer(self, message: Message) -> torch.Tensor:

@@ -85,7 +85,7 @@ class DeviceCollectives:
         vector
             ``float32[values]``, of which the group averages its slice.
         wire
-            In bf16, sums are computed in bf16. In fp16 they could overflow: they are in fp32.
+            In bf16, sums are computed in bf16.
         scale
             Factor on sums.
         """

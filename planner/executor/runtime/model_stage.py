@@ -18,7 +18,13 @@ from planner.executor.runtime.activation_codec import ActivationCodec, require_p
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
+from planner.executor.runtime.outer_optimizer import (
+    MEAN,
+    CountedWeights,
+    OuterSGD,
+    PlannedWeights,
+    SampleWeights,
+)
 from planner.executor.runtime.precision import TORCH_DTYPES, LowPrecisionModule, set_precision
 from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.training_plan.choices import Wiring
@@ -149,7 +155,7 @@ class ModelStage:
         self.optimizer = optimizer_config.make(self.parameters)
         self.tied_values = tied_values(plan, stage)
         self._gradients = _flatten_gradients(self._parameters_in_averaging_order())
-        self._sample_weights: PlannedWeights | CountedWeights = PlannedWeights(plan, rank)
+        self._sample_weights: SampleWeights = PlannedWeights(plan, rank)
         if count_samples or plan.wiring is Wiring.STOCHASTIC:
             self._sample_weights = CountedWeights(plan, rank)
         self._gradients_on_host = False
@@ -384,6 +390,10 @@ class ModelStage:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name; a tied matrix once."""
+        return dict(self._parameters_by_name)
+
+    @cached_property
+    def _parameters_by_name(self) -> dict[str, nn.Parameter]:
         modules = nn.ModuleDict({"stage": self.stage})
         if self.head is not None:
             modules["head"] = self.head

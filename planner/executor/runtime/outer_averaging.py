@@ -16,7 +16,8 @@ from planner.executor.comm.p2p import Sender
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import JOIN_S, RankGroup
 from planner.executor.runtime.records import OperationRecord, StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.step_committer import StepCommitter
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 
 

@@ -85,7 +85,7 @@ class FixedPipeline:
         )
 
     def finish(self) -> None:
-        """Does nothing: all messages have been received."""
+        """All messages have been received."""
 
 
 def head_ranks(plan: TrainingPlan) -> set[int]:

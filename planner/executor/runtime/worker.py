@@ -27,7 +27,8 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
 from planner.executor.runtime.records import OperationRecord, StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.step_committer import StepCommitter
 from planner.executor.transport.connections import (
     REVERSE,
     ChannelKind,

@@ -63,7 +63,7 @@ class QueuePipeline:
         self._queue = MicrobatchQueue(store, len(self.loss_ranks))
 
     def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
-        """Does nothing: no messages are exchanged."""
+        """No messages are exchanged."""
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Take microbatches until the batch is complete."""
@@ -72,7 +72,7 @@ class QueuePipeline:
             run_whole_model(numbers, self._compute, self._rank, record)
 
     def finish(self) -> None:
-        """Does nothing."""
+        """No messages are exchanged."""
 
 
 def _require_queued(plan: TrainingPlan) -> None:
