@@ -322,9 +322,9 @@ def test_next_block_is_read_while_one_is_in_use() -> None:
 
     before = set(threading.enumerate())
     made = make_microbatches(plan_of(), DataConfig(Counted(), buffer=BATCH))
-    (reader,) = set(threading.enumerate()) - before
     assert asked.empty()
     made.tokens(0, 0)
+    (reader,) = set(threading.enumerate()) - before
     # a block is BATCH items and the first token of the next one
     assert [asked.get(timeout=60) for _ in range(2 * BATCH + 1)] == list(range(2 * BATCH + 1))
     made.tokens(0, 2)
