@@ -89,7 +89,7 @@ def _rebalancing(state: RunState, plan: TrainingPlan) -> Rebalancing | None:
     def fits(moved: TrainingPlan) -> bool:
         """Whether the device of this rank holds its part of a plan."""
         memory_bytes = float(moved.cluster.memory_bytes[rank])
-        return state.need is None or state.memory_need(moved, rank).total <= memory_bytes
+        return state.need is None or state.memory_need(moved, rank).total_bytes <= memory_bytes
 
     def report(decision: RebalanceDecision, why_not: str) -> None:
         move = decision.move
@@ -115,7 +115,7 @@ def _move(state: RunState, segment: RunSegment) -> None:
     rank = state.ranks.rank
     if state.need is not None:
         need = state.memory_need(segment.plan, rank)
-        state.need = max(state.need, need, key=lambda need: need.total)
+        state.need = max(state.need, need, key=lambda need: need.total_bytes)
     if state.time_scale is not None:
         state.compute = SimulatedCompute(segment.plan, rank, state.time_scale)
     elif rank == segment.target:
