@@ -16,13 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import TIMEOUT, RankGroup
+from planner.executor.transport.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 
@@ -48,7 +48,8 @@ def main() -> int:
     )
     chunking = Chunking(args.chunks, args.window)
     wanted = duplex_keys(ChannelKind.AVERAGING, set(range(world)) - {rank})
-    with connections_to(ranks, wanted, "averaging") as opened, disable_slow_start_after_idle():
+    with connections_to(ranks, wanted, "averaging") as opened:
+        disable_slow_start_after_idle()
         peers = AllReduceLinks(duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
         seconds = [
             _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)

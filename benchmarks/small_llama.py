@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from benchmarks.command_line import report_path
-from planner.executor.launch.local import run_local, threads
+from planner.executor.launch.local import rank_environment, run_local
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.utils.argument_parser import OneLineParser
@@ -134,7 +134,11 @@ def train(
     lines: list[str] = []
     begin = time.monotonic()
     code, reason = run_local(
-        command, ids, threads(len(ids), 1), lines.append, lambda line: print(line, file=sys.stderr)
+        command,
+        ids,
+        rank_environment(len(ids), 1),
+        lines.append,
+        lambda line: print(line, file=sys.stderr),
     )
     if code:
         raise RuntimeError(f"training ended with {code}: {reason}")

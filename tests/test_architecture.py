@@ -94,7 +94,7 @@ def test_imports_follow_the_arrows(name: str) -> None:
         assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
 
 
-CORE = ("runtime", "comm", "rendezvous", "fault_tolerance", "checkpoint", "data")
+CORE = ("runtime", "comm", "rendezvous", "fault_tolerance", "transport", "checkpoint", "data")
 """Rooms of the executor that carry out a plan as it was planned."""
 
 
@@ -109,6 +109,19 @@ def test_the_executors_core_imports_no_option(name: str) -> None:
     optional = tuple(f"planner.{room}" for room in rooms)
     wrong = [target for target in GRAPH[name] if target.startswith(optional)]
     assert wrong == []
+
+
+def test_folders_of_the_executor_import_in_one_direction() -> None:
+    """None imports another that imports it, by whatever way; connections and store import none."""
+    folders: networkx.DiGraph[str] = networkx.DiGraph()
+    for name, targets in GRAPH.items():
+        for target in targets:
+            ends = [module.split(".")[2:3] for module in (name, target)]
+            if name.startswith("planner.executor.") and target.startswith("planner.executor."):
+                folders.add_edge(*(end[0] for end in ends))
+    folders.remove_edges_from(networkx.selfloop_edges(folders))
+    assert [c for c in networkx.strongly_connected_components(folders) if len(c) > 1] == []
+    assert list(folders.successors("transport")) == []
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("planner.executor.comm.")])

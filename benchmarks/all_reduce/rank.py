@@ -16,13 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.device_backend import make_backend
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.launch.process import exit_now
 from planner.executor.rendezvous.connect import UNIX_SOCKETS, connections_to
 from planner.executor.rendezvous.rank_group import TIMEOUT, RankGroup
+from planner.executor.transport.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.utils.argument_parser import OneLineParser
 

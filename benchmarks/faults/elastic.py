@@ -27,7 +27,7 @@ from benchmarks.faults.runs import (
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
-from planner.executor.rendezvous.store import STORE_BY_LAUNCHER, serve_store
+from planner.executor.transport.store import STORE_BY_LAUNCHER, serve_store
 
 STEPS = 20
 BACK_STEPS = 400

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from planner.executor.launch.local import run_local, threads
+from planner.executor.launch.local import rank_environment, run_local
 from planner.utils.processors import cores
 
 
 def main(argv: list[str]) -> int:
     """Run them; returns the exit code."""
     names = argv[argv.index("--devices") + 1 :]
-    environment = threads(len(names), cores())
+    environment = rank_environment(len(names), cores())
     code, _ = run_local(
         *([sys.executable, *argv], names, environment),
         lambda line: print(line, flush=True),

@@ -23,14 +23,15 @@ import torch
 import planner.executor.__main__ as entry
 import planner.executor.checkpoint.checkpoint as checkpoint
 import planner.executor.rendezvous.connect as opening
-import planner.executor.rendezvous.rank_assignment as binding
-from planner.executor.comm.connections import ChannelKind, Connections
+import planner.executor.rendezvous.rendezvous as binding
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now
+from planner.executor.rendezvous.rank_assignment import local_device_name
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.transport.connections import ChannelKind, Connections
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
@@ -170,9 +171,9 @@ def main(argv: Sequence[str]) -> int:
     options, command = json.loads(argv[0]), list(argv[1:])
     devices = parse_arguments(command, None).devices
     happened = (Path(options["folder"]) / "when").exists()
-    if binding.local_device_name(devices) == options.get("late"):
+    if local_device_name(devices) == options.get("late"):
         _count_late(float(options["late_s"]))
-    if binding.local_device_name(devices) in options["device"].split(BOTH) and not happened:
+    if local_device_name(devices) in options["device"].split(BOTH) and not happened:
         Fault(options).prepare()
     return entry.main(command)
 

@@ -105,12 +105,12 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     tied = tied_averager(plan, rank) if plan.averages_tied else None
     need = memory_need(plan, rank, stage_averager(plan, rank), other=tied, on_gpu=cuda)
     beyond = {name: value / 1e6 for name, value in need.extra_bytes.items()}
-    expected = need.total / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
+    expected = need.total_bytes / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
     kept_mb = model_stage.held_bytes / 1e6
     return {
         "peaks_mb": {name: round(value, 1) for name, value in peaks.items()} if cuda else None,
         "kept_mb": round(kept_mb, 1),
-        "planned_mb": round(need.planned / 1e6, 1),
+        "planned_mb": round(need.planned_bytes / 1e6, 1),
         "beyond_mb": {name: round(value, 1) for name, value in beyond.items()},
         "expected_mb": round(expected, 1),
         "reserved_mb": round(torch.cuda.max_memory_reserved() / 1e6, 1) if cuda else None,

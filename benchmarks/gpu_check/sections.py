@@ -331,7 +331,7 @@ def train(device: str, out: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- cli
 def cli(device: str, out: Path) -> dict[str, Any]:
     """Run ``planner run`` and ``planner.executor.node``."""
-    from planner.executor.rendezvous.store import serve_store
+    from planner.executor.transport.store import serve_store
     from planner.training_plan.file import load_plan
 
     path = plan_path(device, "grid")

@@ -13,8 +13,8 @@ import time
 
 import torch
 
+from planner.executor.data.data_config import SYNTHETIC
 from planner.executor.data.microbatches import make_microbatches
-from planner.executor.data.options import SYNTHETIC
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.launch.arguments import parse_arguments

@@ -62,8 +62,11 @@ def stage_memory(
         table = arch.vocabulary * arch.hidden
         operations.append(4.0 * table + 20.0 * tokens * arch.hidden - freed)
     if runs_head:
-        chunks = min(-(-samples * arch.sequence * arch.vocabulary // CHUNK_LOGITS), arch.sequence)
-        logit_count = samples * -(-arch.sequence // chunks) * arch.vocabulary
+        # a position has the logits of every sample; passes over the sequence are equally long
+        positions = CHUNK_LOGITS // (samples * arch.vocabulary) or 1
+        passes = (arch.sequence + positions - 1) // positions
+        positions = (arch.sequence + passes - 1) // passes
+        logit_count = samples * positions * arch.vocabulary
         head_values = compute * (logit_count + arch.vocabulary * arch.hidden)
         operations.append(
             max(12.0 * logit_count, head_values) + 2.0 * compute * tokens * arch.hidden

@@ -20,7 +20,7 @@ from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
 from planner.executor.launch.run_config import RunConfig, add_options
-from planner.executor.runtime.flops_counter import summary
+from planner.executor.runtime.run_summary import summary
 from planner.network.dtype import Dtype
 from planner.report.figures import samples
 from planner.simulator.host_prediction import executable_workload, predict_on_host, require_memory
@@ -78,7 +78,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.data.microbatches import make_microbatches
-    from planner.executor.launch.local import run_local, threads
+    from planner.executor.launch.local import rank_environment, run_local
     from planner.executor.rendezvous.address import configured_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
     from planner.executor.runtime.model_stage import require_executable
@@ -131,7 +131,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
                 [sys.executable, "-m", "planner.executor", *ranks.to_arguments()],
                 ids,
                 # pass the secret as a file: others can read command lines and environments
-                threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
+                rank_environment(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
                 _warn,
                 restarts=RESTARTS if config.elastic else None,

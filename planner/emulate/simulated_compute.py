@@ -64,7 +64,7 @@ class SimulatedCompute(ModelFree):
         self._sleeper = Sleeper()
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Does nothing."""
+        """Start a step with a schedule."""
         self._schedule = schedule
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:

@@ -11,16 +11,17 @@ import json
 import os
 from pathlib import Path
 
-from planner.executor.elastic.elastic import ElasticRun
+from planner.executor.elastic.elastic_run import ElasticRun
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import die_with_parent, exit_now, init_process, run_rank
 from planner.executor.launch.run_config import RunConfig
-from planner.executor.launch.setup import RankContext, set_up
+from planner.executor.launch.setup import RunState, set_up
 from planner.executor.launch.train_loop import TrainResult, train
-from planner.executor.rendezvous.rank_assignment import WAIT_S, local_device_name
+from planner.executor.rendezvous.rank_assignment import local_device_name
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.rendezvous.rendezvous import WAIT_S
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import device_reports
 from planner.executor.runtime.model_stage import ModelStage
@@ -56,52 +57,50 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
             "--elastic: torchrun ends all ranks of a node when one fails; start them with "
             "python -m planner.executor.node, or with planner run"
         )
-    context = set_up(config, plan, detector)
+    state = set_up(config, plan, detector)
     if config.elastic:
-        return _run_elastic(context, plan, detector)
-    result = train(context, plan)
-    if context.export is not None:
-        export_trained(context.export.for_plan(result.plan), context.ranks, context.model_stage)
-    _finish(context, context.ranks, result)
+        return _run_elastic(state, plan, detector)
+    result = train(state, plan)
+    if state.export is not None:
+        export_trained(state.export.for_plan(result.plan), state.ranks, state.model_stage)
+    _finish(state, state.ranks, result)
     return 0
 
 
-def _run_elastic(context: RankContext, plan: TrainingPlan, detector: FailureDetector) -> int:
-    assert isinstance(context.compute, ModelStage | Aggregator)
+def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector) -> int:
+    assert isinstance(state.compute, ModelStage | Aggregator)
     elastic = ElasticRun(
         plan,
-        context.ranks,
-        context.compute,
-        context.progress,
-        context.checkpoints,
-        context.held_out,
-        context.config.wait or WAIT_S,
-        context.make_pipeline,
+        state.ranks,
+        state.compute,
+        state.progress,
+        state.checkpoints,
+        state.held_out,
+        state.config.wait or WAIT_S,
+        state.make_pipeline,
     )
-    last = elastic.train(context.first, context.config.steps)
+    last = elastic.train(state.first, state.config.steps)
     if elastic.worker is None:  # all steps were done before it could join
         detector.stop_watching()
         return 0
     with elastic.after_last_step("the model is not written"):
-        if context.export is not None:
-            export_trained(
-                context.export.for_plan(elastic.plan), elastic.ranks, context.model_stage
-            )
+        if state.export is not None:
+            export_trained(state.export.for_plan(elastic.plan), elastic.ranks, state.model_stage)
     with elastic.after_last_step():
-        _finish(context, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
+        _finish(state, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
     return 0
 
 
-def _finish(context: RankContext, ranks: RankGroup, result: TrainResult) -> None:
+def _finish(state: RunState, ranks: RankGroup, result: TrainResult) -> None:
     """Reports after the last step; a collective call."""
-    trace, need, compute = context.config.trace, context.need, context.compute
+    trace, need, compute = state.config.trace, state.need, state.compute
     if trace is not None:
         _trace(trace, result.plan, ranks, result.worker, result.last)
     if need is not None:
         assert isinstance(compute, ModelStage | Aggregator)
-        reports = device_reports(result.plan, ranks, compute, need, context.device, result.worker)
+        reports = device_reports(result.plan, ranks, compute, need, state.device, result.worker)
         if ranks.rank == 0:
-            context.progress.devices(reports)
+            state.progress.devices(reports)
     ranks.leave()
 
 
@@ -111,15 +110,17 @@ def _trace(
     """Timeline of the last step of all ranks, written by rank 0."""
     text = ""
     if last is not None:
-        ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
+        ops = [(*op[:3], op.start_s - worker.began_s, op.end_s - worker.began_s) for op in last.ops]
         text = json.dumps([last.begin_s - worker.began_s, ops])
     # a rank that joined at the end has run no step
-    told = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
-    if ranks.rank == 0 and told:
-        zero = min(begin for begin, _ in told)
-        found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
+    timelines = [json.loads(text) for text in ranks.all_gather("trace", text) if text]
+    if ranks.rank == 0 and timelines:
+        start_s = min(begin_s for begin_s, _ in timelines)
+        records = [
+            [*op[:3], op[3] - start_s, op[4] - start_s] for _, ops in timelines for op in ops
+        ]
         ids = plan.cluster.network.ids
-        from_records(ids, found).to_chrome_trace(path)
+        from_records(ids, records).to_chrome_trace(path)
 
 
 if __name__ == "__main__":

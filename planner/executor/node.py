@@ -18,14 +18,15 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.elastic.store_monitor import POLL_S, StoreMonitor
+from planner.executor.elastic.store_monitor import MONITOR_POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
 from planner.executor.launch.arguments import parse_arguments
-from planner.executor.launch.local import run_local, threads
+from planner.executor.launch.local import rank_environment, run_local
 from planner.executor.launch.process import allow_descriptors, exit_now
 from planner.executor.launch.run_config import RunConfig
-from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank, heartbeat_timeout_s
-from planner.executor.rendezvous.store import (
+from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank
+from planner.executor.rendezvous.rendezvous import heartbeat_timeout_s
+from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     PortTakenError,
     StoreAddress,
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def parse_node_options(rank_arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse_node_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Separate the options of this command from those of the ranks.
 
     Returns
@@ -91,7 +92,7 @@ def parse_node_options(rank_arguments: list[str] | None) -> tuple[argparse.Names
         help="planner.executor.serve_store serves it, on a node that stays",
     )
     # unknown options may be those of the executor
-    return argparse.ArgumentParser.parse_known_args(parser, rank_arguments)
+    return argparse.ArgumentParser.parse_known_args(parser, argv)
 
 
 def validate_node_options(options: argparse.Namespace, config: RunConfig) -> None:
@@ -117,7 +118,7 @@ class _Node:
     def run(self) -> int:
         """Run them, and serve the store as long as others need it; returns the exit code."""
         monitor = StoreMonitor(self.address, self.world_size)
-        environment = threads(len(self.devices), cores(), single_machine=False)
+        environment = rank_environment(len(self.devices), cores(), single_machine=False)
         environment[NODE] = "1" if self.store is None else "0"
         environment.pop("WORLD_SIZE", None)
         silence_s = FAILED_SILENCE_S
@@ -151,10 +152,10 @@ def _serve_on(monitor: StoreMonitor, silence_s: float) -> None:
         if (
             monitor.finished
             and monitor.polled_since(since_s)
-            and time.monotonic() - monitor.heartbeat_change_s > POLL_S
+            and time.monotonic() - monitor.heartbeat_change_s > MONITOR_POLL_S
         ):
             return
-        time.sleep(POLL_S / 2)
+        time.sleep(MONITOR_POLL_S / 2)
 
 
 def _prepare(options: argparse.Namespace, rank_arguments: list[str]) -> _Node:

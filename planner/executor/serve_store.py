@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 
 from planner.executor.launch.process import allow_descriptors
-from planner.executor.rendezvous.store import STORE_BY_LAUNCHER, PortTakenError, serve_store
+from planner.executor.transport.store import STORE_BY_LAUNCHER, PortTakenError, serve_store
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.refusal import Refusal
 

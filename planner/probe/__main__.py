@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 import torch
 
-from planner.executor.comm.connections import ChannelKind, Connections
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.launch.arguments import add_authentication_options, load_secret
 from planner.executor.launch.process import exit_now, run_rank
 from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.rank_assignment import WAIT_S, join_by_name, local_device_name
+from planner.executor.rendezvous.rank_assignment import local_device_name
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.rendezvous.rendezvous import WAIT_S, rendezvous_by_name
+from planner.executor.transport.connections import ChannelKind, Connections
 from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
 from planner.probe.flows import Rate
 from planner.probe.measure import (
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace, name: str, detector: FailureDetector) -> int:
         raise Refusal(f"--devices: {ALL!r} and empty names are not for devices; name them else")
     timing = ProbeTiming(args.seconds, args.warm, args.messages)
     settings = json.dumps(asdict(timing))
-    ranks = join_by_name(
+    ranks = rendezvous_by_name(
         *(name, settings),
         detector=detector,
         wait_s=args.wait,

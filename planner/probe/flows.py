@@ -15,7 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.executor.comm.connections import ConnectionLost, describe_peer, receive_into, send_all
+from planner.executor.transport.connections import (
+    ConnectionLost,
+    describe_peer,
+    receive_into,
+    send_all,
+)
 
 SIZE = struct.Struct("!Q")
 ENOUGH = b"\1"

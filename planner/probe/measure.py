@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 
-from planner.executor.comm.connections import ChannelKind, Connections
+from planner.executor.transport.connections import ChannelKind, Connections
 from planner.network.probe_log import ALL, LinkFinding
 from planner.probe.flows import Flow, Rate, answer, receive, round_trips, send
 from planner.probe.rounds import Pair

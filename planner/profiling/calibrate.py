@@ -15,15 +15,6 @@ from typing import Any
 
 import torch
 
-from planner.executor.comm.connections import (
-    ChannelKind,
-    DuplexChannels,
-    as_bytes,
-    duplex_channels,
-    duplex_keys,
-    receive_into,
-    send_all,
-)
 from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
@@ -34,6 +25,15 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
+from planner.executor.transport.connections import (
+    ChannelKind,
+    DuplexChannels,
+    as_bytes,
+    duplex_channels,
+    duplex_keys,
+    receive_into,
+    send_all,
+)
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -151,11 +151,10 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
                 activation_codec.encode_message(state["output"].detach(), gradient=False)
 
         def head(state: dict[str, torch.Tensor] = state) -> None:
-            leaf = state["output"].detach().requires_grad_()
             targets = model_stage.tokens(0, 0)[:, 1:]
-            torch.autograd.backward(model_stage.run_loss(leaf, targets) / model_stage.batch_tokens)
-            assert leaf.grad is not None
-            state["gradient"] = leaf.grad
+            _, state["gradient"] = model_stage.head_loss_and_gradient(
+                state["output"].detach(), targets
+            )
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             head_gradient = state.get("gradient")
@@ -247,7 +246,7 @@ class _Nothing:
         self._made = backend.to_device(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
     def run_op(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Does nothing."""
+        """Return the same small tensor."""
         return self._made
 
     def buffer(self, message: Message) -> torch.Tensor:
@@ -274,7 +273,7 @@ def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Lin
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
     no_transport, error_latch = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)
-    coming = (ExpectedMessage(serial, message) for serial in range(PINGS))
+    coming = (ExpectedMessage(step_index, message) for step_index in range(PINGS))
     receiver = Receiver(channels.incoming, {other: coming}, no_transport.buffer, error_latch)
     sender = Sender(channels.outgoing, error_latch, {other: bandwidth}, backend=backend)
     numbers = count()

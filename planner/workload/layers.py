@@ -210,10 +210,14 @@ class Architecture:
         return self.positions or self.sequence
 
     def head_tokens(self, samples: int) -> int:
-        """Tokens of each sample for which head and loss run at a time, at most `MAX_LOGITS` in
-        all."""
-        chunks = math.ceil(samples * self.sequence * self.vocabulary / MAX_LOGITS)
-        return math.ceil(self.sequence / min(chunks, self.sequence))
+        """Tokens of each sample for which head and loss run at a time.
+
+        All samples together have at most `MAX_LOGITS` logits at a time, unless a single token of
+        each has more.
+        """
+        most = max(1, MAX_LOGITS // (samples * self.vocabulary))
+        chunks = math.ceil(self.sequence / most)
+        return math.ceil(self.sequence / chunks)
 
     def window_of(self, layer: int) -> int:
         """Tokens that a token of this layer attends to at most."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import Connection
 from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.p2p import Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
@@ -17,6 +16,7 @@ from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, PipelineLinks
 from planner.executor.runtime.records import StepRecord
+from planner.executor.transport.connections import Connection
 from planner.training_plan.model import TrainingPlan
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.rank import main
-from planner.executor.elastic.elastic import ElasticRun
+from planner.executor.elastic.elastic_run import ElasticRun
 from planner.executor.launch.process import exit_now
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.launch.setup import make_pipeline
-from planner.executor.rendezvous.rank_assignment import join
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.rendezvous.rendezvous import rendezvous
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     optimizer_config = OptimizerConfig(**settings)
     torch.set_num_threads(1)
     plan = load_plan(path)
-    ranks = join(plan, devices)
+    ranks = rendezvous(plan, devices)
     queue = ranks.store if chunking == "own" else None
     if ranks.rank not in plan.stage_of:
         help_others(plan, ranks, Path(out), int(steps), queue)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import make_microbatches
-from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.model_stage import require_executable
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -26,7 +26,7 @@ def train_single(
     plan: TrainingPlan,
     count: int,
     optimizer_config: OptimizerConfig,
-    data: Data = SYNTHETIC,
+    data: DataConfig = SYNTHETIC,
     overflow: int | None = None,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.

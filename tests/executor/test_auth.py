@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from planner.cli.main import main
-from planner.executor.comm.connections import ChannelKind, ConnectionLost, receive_into, send_all
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.rendezvous import connect as opening
 from planner.executor.rendezvous.address import (
@@ -46,7 +45,13 @@ from planner.executor.rendezvous.secret import (
     make_secret,
     nonce,
 )
-from planner.executor.rendezvous.store import (
+from planner.executor.transport.connections import (
+    ChannelKind,
+    ConnectionLost,
+    receive_into,
+    send_all,
+)
+from planner.executor.transport.store import (
     BIND,
     PortTakenError,
     StoreAddress,
@@ -198,10 +203,10 @@ def test_all_prove_it_in_the_store() -> None:
     said = proven([KNOWN, OTHER, KNOWN, KNOWN])
     for rank, name in ((0, "a"), (2, "c"), (3, "d")):
         assert said[rank].startswith(
-            f"device 'b' does not prove to know the secret of device '{name}'; give every node"
+            f"device 'b' cannot prove the secret of device '{name}'; give every node"
         )
     assert said[1].startswith("device 'b' has another secret than the other devices; give every")
-    assert "device 'b' does not prove" in proven([KNOWN, OTHER])[0]
+    assert "device 'b' cannot prove" in proven([KNOWN, OTHER])[0]
 
 
 def test_a_proof_in_the_store_is_good_for_one_run() -> None:
@@ -214,13 +219,13 @@ def test_a_proof_in_the_store_is_good_for_one_run() -> None:
     later = threads(2, [KNOWN, None])[0]
     for key, value in first.items():
         later.store.set(key, value)
-    with pytest.raises(AuthenticationError, match="device 'b' does not prove"):
+    with pytest.raises(AuthenticationError, match="device 'b' cannot prove"):
         authenticate_all(later, "plan")
     for text in ("", "no hexadecimal", "00"):
         later = threads(2, [KNOWN, None])[0]
         for key in keys:
             later.store.set(key, text)
-        with pytest.raises(AuthenticationError, match="device 'b' does not prove"):
+        with pytest.raises(AuthenticationError, match="device 'b' cannot prove"):
             authenticate_all(later, "plan")
 
 
@@ -249,7 +254,10 @@ def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(ConnectionLost) as error:
                 one.result()
             said.append(str(error.value))
-    assert "who answers for device 'b' at" in said[0] and "does not know the secret" in said[0]
+    assert (
+        "the process that answers as device 'b' at" in said[0]
+        and "does not have the secret" in said[0]
+    )
     assert "device 'a' did not connect to 'b'" in said[1]
     last = "this machine" if UNIX_SOCKETS else "127.0.0.1"
     assert f"1 others were refused, the last from {last}" in said[1]
@@ -593,7 +601,7 @@ def test_a_rank_without_the_secret_ends_the_run(what: str, tmp_path: Path) -> No
     if what == "readable":
         assert codes == {"0": FAILED, "1": REFUSED}
     said = {
-        "wrong": "does not prove to know the secret of device",
+        "wrong": "cannot prove the secret of device",
         "missing": "give every node the same --secret-file",
         "readable": "others may read or write it (mode 0644)",
     }[what]
@@ -660,11 +668,11 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("none0", "names 'none0', which this machine has not, or without an IPv4 address"),
-        ("lo,none0", "names 'none0', which this machine has not"),
+        ("none0", "names 'none0', which this machine does not have, or which has no IPv4"),
+        ("lo,none0", "names 'none0', which this machine does not have"),
         ("^docker0", r"names '\^docker0', which is the syntax of NCCL_SOCKET_IFNAME"),
         ("=lo", "names '=lo', which is the syntax of NCCL_SOCKET_IFNAME"),
-        ("lo" + "x" * 20, "names 'lox*', which this machine has not"),
+        ("lo" + "x" * 20, "names 'lox*', which this machine does not have"),
     ],
 )
 def test_interfaces_that_do_not_exist(

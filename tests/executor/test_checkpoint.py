@@ -100,7 +100,7 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     """
     from itertools import islice
 
-    from planner.executor.data.options import Data
+    from planner.executor.data.data_config import DataConfig
     from tests.executor.reference import train_single
 
     arch = Architecture(Family.GPT2, 4, 32, 4, 4, 64, 256, 16)
@@ -114,7 +114,7 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     data = ("--data", str(text), "--shuffle", "12")
     code, whole, said = losses_by_step(path, IDS, "--steps", "12", *data)
     assert code == 0, said
-    single = train_single(plan, 12, OptimizerConfig(), Data(text, buffer=12))
+    single = train_single(plan, 12, OptimizerConfig(), DataConfig(text, buffer=12))
     torch.set_num_threads(1)
     expected = [loss for loss, _ in islice(single, 12)]
     assert [whole[step] for step in range(12)] == pytest.approx(expected, rel=1e-5)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.executor.data.options import Data
+from planner.executor.data.data_config import DataConfig
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
@@ -52,7 +52,7 @@ def folder_of(path: Path) -> tuple[Path, bytes]:
     return path, b"".join(texts[name] for name in ("a", "b", "c/d", "empty"))
 
 
-def rows_of(data: Data, steps: int, plan: TrainingPlan | None = None) -> np.ndarray:
+def rows_of(data: DataConfig, steps: int, plan: TrainingPlan | None = None) -> np.ndarray:
     """Samples ``[steps * BATCH, SEQUENCE + 1]``."""
     made = make_microbatches(plan or plan_of(), data)
     return np.concatenate(
@@ -80,7 +80,7 @@ def test_samples_are_the_shuffled_text(
     monkeypatch.setattr(sources, "PIECE_BYTES", piece)
     path, text = folder_of(tmp_path)
     steps = 3 * len(text) // (SEQUENCE * BATCH)
-    found = rows_of(Data(path, buffer=buffer), steps)
+    found = rows_of(DataConfig(path, buffer=buffer), steps)
     np.testing.assert_array_equal(found, by_hand(text, steps * BATCH, buffer))
 
 
@@ -89,7 +89,7 @@ def test_a_file_is_a_folder_of_one(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(256)) * 2)
     np.testing.assert_array_equal(
-        rows_of(Data(path, buffer=3), 20), by_hand(path.read_bytes(), 20 * BATCH, 3)
+        rows_of(DataConfig(path, buffer=3), 20), by_hand(path.read_bytes(), 20 * BATCH, 3)
     )
 
 
@@ -97,7 +97,7 @@ def test_a_file_is_a_folder_of_one(tmp_path: Path) -> None:
 def test_every_place_can_be_gone_on_from(buffer: int, tmp_path: Path) -> None:
     """A rank that reads one microbatch of a step knows where all can go on."""
     path, text = folder_of(tmp_path)
-    data, plan = Data(path, buffer=buffer), plan_of()
+    data, plan = DataConfig(path, buffer=buffer), plan_of()
     whole = by_hand(text, 40 * BATCH, buffer).reshape(40, BATCH // 2, 2, SEQUENCE + 1)
     for mine in range(BATCH // 2):
         one = make_microbatches(plan, data)
@@ -191,9 +191,11 @@ def test_python_iterables(tmp_path: Path) -> None:
     """Texts, bytes and lists of tokens, one after the other."""
     items = ["abc", b"defg", [104, 105], np.array([106]), "", "klmnopqrs" * 3]
     flat = b"abcdefghij" + b"klmnopqrs" * 3
-    np.testing.assert_array_equal(rows_of(Data(items, buffer=5), 9), by_hand(flat, 9 * BATCH, 5))
+    np.testing.assert_array_equal(
+        rows_of(DataConfig(items, buffer=5), 9), by_hand(flat, 9 * BATCH, 5)
+    )
     # a model that knows fewer tokens than there are bytes can be given tokens
-    few = rows_of(Data([[1, 2, 3] * 9], buffer=1), 1, plan_of(vocabulary=4))
+    few = rows_of(DataConfig([[1, 2, 3] * 9], buffer=1), 1, plan_of(vocabulary=4))
     assert few.max() == 3
     for wrong, message in (
         (iter(items), "can be gone through once only"),
@@ -202,7 +204,7 @@ def test_python_iterables(tmp_path: Path) -> None:
         ([], "there are 0 tokens, fewer than a sample of 9"),
     ):
         with pytest.raises(DataError, match=message):
-            rows_of(Data(wrong), 1)
+            rows_of(DataConfig(wrong), 1)
 
 
 def test_hidden_folders_are_left_out(tmp_path: Path) -> None:
@@ -246,16 +248,20 @@ def test_wrong_data_are_one_line(tmp_path: Path) -> None:
     """Nothing there, too short, tokens that the model does not know."""
     (tmp_path / "short").write_text("12345678")
     for data, plan, message in (
-        (Data(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
-        (Data(tmp_path / "short"), plan_of(), "there are 8 tokens, fewer than a sample of 9"),
-        (Data(tmp_path), plan_of(50), "short has tokens from 49 to 56, the model knows 0 to 49"),
+        (DataConfig(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
+        (DataConfig(tmp_path / "short"), plan_of(), "there are 8 tokens, fewer than a sample of 9"),
+        (
+            DataConfig(tmp_path),
+            plan_of(50),
+            "short has tokens from 49 to 56, the model knows 0 to 49",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(data, 1, plan)
     with pytest.raises(ValueError, match="--shuffle is 0; give samples"):
-        Data(tmp_path, buffer=0)
+        DataConfig(tmp_path, buffer=0)
     with pytest.raises(ValueError, match="--tokenizer is for texts"):
-        Data(None, tmp_path)
+        DataConfig(None, tmp_path)
 
 
 def test_hugging_face_tokenizers(tmp_path: Path) -> None:
@@ -270,7 +276,7 @@ def test_hugging_face_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(text)
     ids = made.encode(text).ids
     assert len(ids) < len(text) / 2
-    data = Data(tmp_path / "text", tmp_path / "tokens", buffer=1)
+    data = DataConfig(tmp_path / "text", tmp_path / "tokens", buffer=1)
     found = rows_of(data, 3)
     for k, row in enumerate(found):
         np.testing.assert_array_equal(row, ids[k * SEQUENCE :][: SEQUENCE + 1])
@@ -279,12 +285,12 @@ def test_hugging_face_tokenizers(tmp_path: Path) -> None:
     ):
         rows_of(data, 1, plan_of(20))
     with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
-        rows_of(Data(tmp_path / "text", tmp_path / "text"), 1)
+        rows_of(DataConfig(tmp_path / "text", tmp_path / "text"), 1)
     # what a tokenizer cuts and fills single texts to is not for the pieces of a long one
     made.enable_truncation(max_length=5)
     made.enable_padding(length=4096, pad_id=1)
     made.save(str(tmp_path / "cutting.json"))
-    cutting = Data(tmp_path / "text", tmp_path / "cutting.json", buffer=1)
+    cutting = DataConfig(tmp_path / "text", tmp_path / "cutting.json", buffer=1)
     np.testing.assert_array_equal(rows_of(cutting, 3), found)
 
 
@@ -297,7 +303,7 @@ def test_tokens_that_occur_are_those_the_model_must_know(tmp_path: Path) -> None
     made.save(str(tmp_path / "tokenizer.json"))
     assert made.get_vocab_size() == 4
     (tmp_path / "text").write_text("a b " * 20)
-    data = Data(tmp_path / "text", tmp_path / "tokenizer.json", buffer=1)
+    data = DataConfig(tmp_path / "text", tmp_path / "tokenizer.json", buffer=1)
     assert set(rows_of(data, 1, plan_of(3)).flat) == {1, 2}
     (tmp_path / "text").write_text("a b z " * 20)
     with pytest.raises(DataError, match="text has tokens from 1 to 999, the model knows 0 to 255"):
@@ -315,10 +321,10 @@ def test_next_block_is_read_while_one_is_in_use() -> None:
                 yield "x" * SEQUENCE
 
     before = set(threading.enumerate())
-    made = make_microbatches(plan_of(), Data(Counted(), buffer=BATCH))
-    (reader,) = set(threading.enumerate()) - before
+    made = make_microbatches(plan_of(), DataConfig(Counted(), buffer=BATCH))
     assert asked.empty()
     made.tokens(0, 0)
+    (reader,) = set(threading.enumerate()) - before
     # a block is BATCH items and the first token of the next one
     assert [asked.get(timeout=60) for _ in range(2 * BATCH + 1)] == list(range(2 * BATCH + 1))
     made.tokens(0, 2)
@@ -341,7 +347,7 @@ def test_error_ahead_is_told_when_its_block_is_needed() -> None:
         def __iter__(self) -> Iterator[str]:
             return texts()
 
-    made = make_microbatches(plan_of(), Data(Torn(), buffer=BATCH))
+    made = make_microbatches(plan_of(), DataConfig(Torn(), buffer=BATCH))
     made.tokens(0, 2)
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):

@@ -29,10 +29,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # noqa: E
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # noqa: E402
 
 from planner.executor.comm import device_collectives  # noqa: E402
-from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.connections import ConnectionLost  # noqa: E402
 from planner.executor.comm.device_backend import HOST, GpuBackend  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
     DeviceCollectives,
@@ -43,9 +41,11 @@ from planner.executor.comm.device_collectives import (  # noqa: E402
 )
 from planner.executor.comm.group_roles import member_ranges  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
 from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
+from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
@@ -173,29 +173,40 @@ def test_who_shares_a_machine(locations: list[list[str] | None], want: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "line"),
+    ("library", "error", "raised", "line"),
     [
         # nobody knows which end is to blame
         (
-            RuntimeError("closed by peer\nand more"),
+            "nccl",
+            torch.distributed.DistBackendError("closed by peer\nand more"),
             ConnectionLost,
             r"nccl among 'a', 'b' has failed \(closed by peer\)$",
         ),
-        (torch.OutOfMemoryError("no memory"), torch.OutOfMemoryError, "no memory"),
-        (torch.AcceleratorError("illegal access"), torch.AcceleratorError, "illegal access"),
+        (
+            "gloo",
+            RuntimeError("closed by peer\nand more"),
+            ConnectionLost,
+            r"gloo among 'a', 'b' has failed \(closed by peer\)$",
+        ),
+        ("nccl", RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$"),
+        ("nccl", torch.OutOfMemoryError("no memory"), torch.OutOfMemoryError, "no memory"),
+        ("gloo", torch.AcceleratorError("illegal access"), torch.AcceleratorError, "illegal acc"),
     ],
 )
-def test_who_is_to_blame(error: Exception, raised: type[Exception], line: str) -> None:
-    """A library's error is that of a connection, a GPU's is its own rank's."""
+def test_who_is_to_blame(
+    library: str, error: Exception, raised: type[Exception], line: str
+) -> None:
+    """A library's error is that of a connection; a GPU's, or a wrong call, is its own rank's."""
 
     class Broken:
         def allreduce(self, tensors: list[Tensor], options: Any) -> Any:
             raise error
 
     names = {3: "a", 5: "b"}.__getitem__
-    collectives = DeviceCollectives({(3, 5): Broken()}, HOST, names, "nccl")
-    with pytest.raises(raised, match=line):
+    collectives = DeviceCollectives({(3, 5): Broken()}, HOST, names, library)
+    with pytest.raises(raised, match=line) as raised_error:
         collectives.run(torch.zeros(2), AveragingGroup.equal((3, 5)), WireFormat.FP32, 1.0)
+    assert type(raised_error.value) is raised
 
 
 def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

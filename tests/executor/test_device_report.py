@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from planner.cli import run_command
-from planner.executor.runtime.flops_counter import FlopsCounter, summary
+from planner.executor.runtime.flops_counter import FlopsCounter
+from planner.executor.runtime.run_summary import summary
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import save_plan
@@ -21,11 +22,11 @@ from tests.conftest import make_plan, tiny_workload
 torch = pytest.importorskip("torch")
 
 from planner.executor.comm.losses import LossCollector  # noqa: E402
-from planner.executor.launch.local import run_local, threads  # noqa: E402
+from planner.executor.launch.local import rank_environment, run_local  # noqa: E402
 from planner.executor.runtime.device_report import peak_flops  # noqa: E402
 from planner.executor.runtime.evaluate import EvaluationResult  # noqa: E402
 from planner.executor.runtime.progress import Progress  # noqa: E402
-from planner.executor.runtime.records import StepRecord  # noqa: E402
+from planner.executor.runtime.records import StepRecord, write_records  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
 
 STEPS = 3
@@ -117,7 +118,9 @@ def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) ->
     lines: list[str] = []
     names = list(plan.cluster.network.ids)
     command += ["--events", "--steps", str(STEPS), "--devices", *names]
-    code, _ = run_local([sys.executable, *command], names, threads(4, 2), lines.append, print)
+    code, _ = run_local(
+        [sys.executable, *command], names, rank_environment(4, 2), lines.append, print
+    )
     assert code == 0
     events = [json.loads(line) for line in lines]
     steps = [e for e in events if e["event"] == "step"]
@@ -180,3 +183,14 @@ def test_a_skipped_step_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     # without loss scaling the run has diverged
     diverged = {"step": 0, "loss": None, "loss_step": 0, "took_s": 1.0, "tokens_per_s": 1.0}
     assert "norm not finite" in _line(diverged | {"gradient_norm": None}, 1.0)
+
+
+def test_records_of_a_run_that_diverged(tmp_path: Path) -> None:
+    """A norm that is no number is null, as in events: the run does not fail at its end."""
+    records = [
+        StepRecord(step, False, gradient_norm=norm)
+        for step, norm in enumerate((1.5, math.inf, math.nan))
+    ]
+    write_records(tmp_path / "record.json", 0, records)
+    steps = json.loads((tmp_path / "record.json").read_text())["steps"]
+    assert [step["norm"] for step in steps] == [1.5, None, None]

@@ -188,8 +188,8 @@ def test_forward_passes_have_an_order_without_waiting_for_ever(name: str) -> Non
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     """No such text; one too short, which is said before the first step."""
     from planner.executor.data.consistency import require_same_data
+    from planner.executor.data.data_config import DataConfig
     from planner.executor.data.microbatches import make_microbatches
-    from planner.executor.data.options import Data
     from planner.executor.rendezvous.rank_group import RankGroup
     from planner.executor.runtime.evaluate import evaluation_data
 
@@ -204,10 +204,10 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
             "--eval-data: there are 16 tokens, fewer than a sample of 17; give a longer text",
         ),
     ):
-        data = Data(tmp_path / name, buffer=1)
+        data = DataConfig(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
             evaluation_data(plan, ranks, model_stage, data, every=1, batches=1, stop=1)
-    short = make_microbatches(plan, Data(tmp_path / "short"))
+    short = make_microbatches(plan, DataConfig(tmp_path / "short"))
     with pytest.raises(ValueError, match="--data: there are 16 tokens"):
         require_same_data(ranks, "--data", short)
 

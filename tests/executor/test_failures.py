@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +26,12 @@ from benchmarks.faults.__main__ import cut  # noqa: E402
 from benchmarks.faults.rank import PHASES  # noqa: E402
 from benchmarks.faults.runs import MARK, marked  # noqa: E402
 from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
-from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish  # noqa: E402
+from planner.executor.fault_tolerance.heartbeat import Heartbeat, heartbeats, publish  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
-from planner.executor.rendezvous.store import StoreAddress, StoreMissingError  # noqa: E402
+from planner.executor.rendezvous.rank_assignment import RankAssignmentError  # noqa: E402
+from planner.executor.rendezvous.rendezvous import _claim_rejoin  # noqa: E402
+from planner.executor.transport.store import StoreAddress, StoreMissingError  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 
 SIX = [[0, 1, 2], [3, 4, 5]]
@@ -219,7 +223,7 @@ def test_a_missing_rank_is_named_after_the_wait(tmp_path: Path) -> None:
     with Started(tmp_path) as run:
         run.start("0", "0", whole(plan_of([[0, 1, 2]], tmp_path), "--wait", "2"))
         assert run.codes(["0"]) == {"0": FAILED}
-        assert run.reason("0").startswith("device '1', '2' did not come within 2 s (2 of 3 miss")
+        assert run.reason("0").startswith("devices '1', '2' did not join within 2 s (2 of 3 miss")
 
 
 def test_another_plan_ends_all(tmp_path: Path) -> None:
@@ -334,9 +338,10 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
 
     heartbeat.watch_rank(0, 1, look)
     monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
+    before = heartbeat._count
     heartbeat.run()
     assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
-    assert store.get("heartbeat/0") == b"7"
+    assert int(store.get("heartbeat/0")) == before + 7
 
 
 def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
@@ -426,7 +431,7 @@ def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as was said, though PyTorch itself waits without end."""
-    monkeypatch.setattr("planner.executor.rendezvous.store.ANSWER_S", 0.2)
+    monkeypatch.setattr("planner.executor.transport.store.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = StoreAddress("127.0.0.1", server.getsockname()[1], served_by_launcher=False)
         with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does: it is"):
@@ -435,7 +440,7 @@ def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyP
 
 def test_nobody_serves_the_store() -> None:
     """The address is said."""
-    from planner.executor.rendezvous.store import StoreMissingError
+    from planner.executor.transport.store import StoreMissingError
 
     with pytest.raises(StoreMissingError, match=r"127.0.0.1:1 did not answer within 1 s"):
         StoreAddress("127.0.0.1", 1, True).connect(1.0)
@@ -454,3 +459,80 @@ def test_json_stays_readable(
     assert main(["run", str(plan_of([[0, 1]], tmp_path)), "--json"]) == FAILED
     found = json.loads(capsys.readouterr().out)
     assert found["failed"] == "device '1' is gone" and found["steps"] == []
+
+
+def test_an_unexpected_error_of_a_helper_thread_ends_the_run() -> None:
+    """A rank must not train on while nothing watches the others."""
+    store = torch.distributed.HashStore()
+    reasons: list[str] = []
+    heartbeat = Heartbeat(store, reasons.append, lambda: None, lambda: store)
+
+    def broken(_: Any) -> None:
+        raise KeyError("job")
+
+    heartbeat.run_later(broken)
+    with pytest.raises(KeyError):
+        heartbeat.run()
+    assert reasons == ["the heartbeat thread failed (KeyError: 'job')"]
+    shutdown = Shutdown()
+    detector = FailureDetector("a", shutdown)
+    detector._heartbeat = heartbeat
+    timers: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detector, "_poll", lambda: broken(None))
+        patch.setattr(
+            "planner.executor.fault_tolerance.failure_detector.threading.Timer",
+            lambda seconds, function: SimpleNamespace(start=lambda: timers.append(seconds)),
+        )
+        with pytest.raises(KeyError):
+            detector.run()
+    assert shutdown.line == "device 'a': its failure detector failed (KeyError: 'job')"
+    assert timers  # a main thread that is blocked is ended too
+
+
+def test_heartbeats_of_many_ranks_take_two_requests() -> None:
+    """However many ranks there are: silence is counted up to a limit a request."""
+    store, requests = torch.distributed.HashStore(), []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            requests.append(name)
+            return getattr(store, name)
+
+    for rank in range(64):
+        store.set(f"heartbeat/{rank}", str(rank))
+    counted: Any = Counted()
+    assert heartbeats(counted, range(64)) == [str(rank).encode() for rank in range(64)]
+    assert requests == ["check", "multi_get"]
+    assert heartbeats(counted, [63, 64, 0]) == [b"63", b"", b"0"]
+    assert heartbeats(counted, []) == []
+
+
+def test_one_process_rejoins_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one with its name is refused, whether it comes at the same time or later."""
+    monkeypatch.setattr("planner.executor.rendezvous.rendezvous.REJOIN_SILENCE_S", 0.2)
+    store = torch.distributed.HashStore()
+    store.set("heartbeat/1", "7")
+    refused: list[str] = []
+
+    def rejoin() -> None:
+        try:
+            _claim_rejoin(store, 1, "b")
+        except RankAssignmentError as error:
+            refused.append(str(error))
+
+    both = [threading.Thread(target=rejoin) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert refused == ["device 'b' is claimed by two processes; name each device once"]
+    # the process sends heartbeats
+    timer = threading.Timer(0.1, lambda: store.set("heartbeat/1", "8"))
+    timer.start()
+    rejoin()
+    timer.join()
+    assert len(refused) == 2
+    # it is lost, and is started again
+    rejoin()
+    assert len(refused) == 2

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
+from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.runtime.model_stage import require_executable  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402

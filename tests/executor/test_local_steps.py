@@ -293,7 +293,7 @@ def test_memory_counts_what_the_outer_step_keeps() -> None:
         plan = plain.replace(sync=sync)
         parameters = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[0] / 4
         need, without = (memory_need(p, 0, stage_averager(p, 0)) for p in (plan, plain))
-        assert need.total - without.total == each * parameters
+        assert need.total_bytes - without.total_bytes == each * parameters
         made = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
         bare = ModelStage(plain, 0, torch.device("cpu"), OptimizerConfig())
         assert made.held_bytes - bare.held_bytes == each * parameters

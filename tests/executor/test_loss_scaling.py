@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.codec import WireFormat, decode, encode  # noqa: E402
 from planner.executor.comm.gradient_norm import GradientNorm  # noqa: E402
-from planner.executor.runtime.loss_scaler import LossScaler  # noqa: E402
+from planner.executor.runtime.loss_scaler import LossScaler, TrainingDiverged  # noqa: E402
 from planner.executor.runtime.model_stage import ModelStage, require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
@@ -127,7 +127,9 @@ def test_the_scale_follows_grad_scaler() -> None:
         assert ours.scale == float(scale)
         doublings += ours.scale > before
     assert doublings > 2
-    with pytest.raises(ValueError, match="even with a loss scale of 1; lower the learning rate"):
+    with pytest.raises(
+        TrainingDiverged, match="even with a loss scale of 1; lower the learning rate"
+    ):
         for _ in range(60):
             ours.update(overflow=True)
 
@@ -204,6 +206,6 @@ def step_alone(model_stage: ModelStage, plan: TrainingPlan) -> float:
     for kind, microbatch in plan.schedules[0].order[0]:
         model_stage.run_op(kind, microbatch, None)
     model_stage.unscale()
-    norm = GradientNorm(plan, 0).clip(model_stage.gradients(), {})
+    norm = GradientNorm(plan, 0).norm_and_clip(model_stage.gradients(), {})
     model_stage.update(norm)
     return norm

@@ -24,10 +24,10 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.comm.averaging import StageAverager  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
+from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED  # noqa: E402
 from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.runtime.memory import (  # noqa: E402
@@ -64,8 +64,8 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
         assert len(said) == 1
         (line,) = said
     need = memory_need(plan, 0, stage_averager(plan, 0))
-    assert need.planned > 1.5e12
-    assert line.startswith(f"device '0' needs {need.total / 1e9:.3g} GB (weights, grad")
+    assert need.planned_bytes > 1.5e12
+    assert line.startswith(f"device '0' needs {need.total_bytes / 1e9:.3g} GB (weights, grad")
     assert "activations of 2 microbatches" in line and "and with 1 more that share it" in line
     assert "of this machine's memory, which has" in line
     assert line.endswith("or start fewer ranks here")
@@ -119,7 +119,7 @@ def test_who_comes_late_asks_for_itself() -> None:
     (claim,) = memory_claims(ranks, need, torch.device("cpu"))
     require_memory(ranks, [claim])
     with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
-        require_memory(ranks, [replace(claim, available=5e9)])
+        require_memory(ranks, [replace(claim, available_bytes=5e9)])
 
 
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +129,13 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     ranks = ranks_that(0, [])
     gpu, host = memory_claims(
-        ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}, host=2e9), torch.device("cuda", 0)
+        ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}, host_bytes=2e9), torch.device("cuda", 0)
     )
-    assert (gpu.need, gpu.available, gpu.name) == (4e9, 70e9, "NVIDIA H100")
+    assert (gpu.need_bytes, gpu.available_bytes, gpu.name) == (4e9, 70e9, "NVIDIA H100")
     assert gpu.memory.endswith(" GPU-7") and gpu.memory.startswith(host.memory)
-    assert host.need == 2e9 and host.available > 0
+    assert host.need_bytes == 2e9 and host.available_bytes > 0
     (alone,) = memory_claims(ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
-    assert alone.need == 4e9 and alone.memory == host.memory
+    assert alone.need_bytes == 4e9 and alone.memory == host.memory
     assert ranks.met == ["memory/begun"] * 2
 
 
@@ -146,16 +146,16 @@ def test_what_a_rank_needs() -> None:
     found = memory_need(plan, 3, averaging)
     costs = stage_costs(plan.workload, *plan.stage_layers[1], with_head=True)
     live = plan.schedules[0].most_live()[3]
-    assert found.planned == costs.need_bytes(live)
+    assert found.planned_bytes == costs.need_bytes(live)
     # four messages are planned for
-    assert live < 3 and found.extra_bytes["messages"] == 0 and found.host == 0
+    assert live < 3 and found.extra_bytes["messages"] == 0 and found.host_bytes == 0
     measuring = memory_need(plan, 3, averaging, calibrate=True)
-    assert measuring.total > found.total
+    assert measuring.total_bytes > found.total_bytes
     gpu = memory_need(plan, 3, averaging, on_gpu=True)
     # pinned by powers of two
     assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
     messages = 2 * live * costs.output_bytes
-    assert gpu.host == (1 << 17) + found.extra_bytes["averaging"] + messages
+    assert gpu.host_bytes == (1 << 17) + found.extra_bytes["averaging"] + messages
     assert not gpu.extra_bytes["averaging"]
     uses_collectives = memory_need(plan, 3, averaging, on_gpu=True, uses_collectives=True)
     assert not uses_collectives.extra_bytes["averaging"]

@@ -27,11 +27,16 @@ class Counting:
             self.asked.release()
             return self.counts[key]
 
+    def delete_key(self, key: str) -> None:
+        """As the store's."""
+        with self._lock:
+            del self.counts[key]
+
 
 def test_the_next_one_is_asked_for_while_one_is_worked_on() -> None:
     """Nobody goes on in the generator, and the store is asked again all the same."""
     store: Any = Counting()
-    taken = MicrobatchQueue(store).take(3, 2)
+    taken = MicrobatchQueue(store, 2).take(3, 2)
     assert next(taken) == 0
     assert store.asked.acquire(timeout=60) and store.asked.acquire(timeout=60)
     assert list(taken) == [1] and store.counts == {"tickets/3": 3}
@@ -40,10 +45,14 @@ def test_the_next_one_is_asked_for_while_one_is_worked_on() -> None:
 def test_devices_share_a_step_without_gaps() -> None:
     """Two that take turns as they like, and a step of its own after it."""
     store: Any = Counting()
-    takers = [MicrobatchQueue(store) for _ in range(2)]
+    takers = [MicrobatchQueue(store, 2) for _ in range(2)]
     for serial in (0, 1):
         found: list[int] = []
         walks = [taker.take(serial, 7) for taker in takers]
         for turn in (0, 1, 1, 0, 1, 0, 0, 1, 1, 0):
             found += [b for b in [next(walks[turn], None)] if b is not None]
         assert sorted(found) == list(range(7))
+    for taker in takers:
+        taker._executor.shutdown()
+    # whoever finds a queue empty last deletes it
+    assert store.counts == {}

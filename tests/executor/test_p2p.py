@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,12 +16,15 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.connections import ConnectionLost  # noqa: E402
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender  # noqa: E402
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule  # noqa: E402
-from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle  # noqa: E402
+from planner.executor.comm.tcp_tuning import (  # noqa: E402
+    disable_slow_start_after_idle,
+    uses_network,
+)
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.rendezvous.connect import _configure  # noqa: E402
+from planner.executor.transport.connections import Connection, ConnectionLost, ConnectionReset  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402
 
 SIZE = 1 << 16
@@ -155,40 +159,82 @@ def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
         there.close()
 
 
-def test_slow_start_is_switched_off_and_put_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only where it was on, and said in one line."""
+HOLDS = (
+    "import sys; from pathlib import Path\n"
+    "from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle\n"
+    "for _ in range(2): disable_slow_start_after_idle(Path(sys.argv[1]))\n"
+    "print(Path(sys.argv[1]).read_text(), flush=True); sys.stdin.read()\n"
+)
+"""A rank that keeps slow start off until its input ends."""
+
+
+def holds(file: Path) -> subprocess.Popen[str]:
+    """A process that has switched slow start off, or found it off."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert rank.stdout is not None and rank.stdout.readline() == "0\n"
+    return rank
+
+
+def wait_for_setting(file: Path, text: str) -> None:
+    """The process that puts it back outlives the ranks."""
+    until = time.monotonic() + 60.0
+    while file.read_text() != text and time.monotonic() < until:
+        time.sleep(0.01)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_slow_start_is_switched_off_and_put_back(killed: bool, tmp_path: Path) -> None:
+    """Only where it was on, said in one line, and until the last rank has ended, or is killed."""
     file = tmp_path / "setting"
     file.write_text("1\n")
-    with disable_slow_start_after_idle(file):
-        assert file.read_text() == "0\n"
-        with disable_slow_start_after_idle(file):  # another rank of this machine
-            pass
-        assert file.read_text() == "0\n"
-    assert file.read_text() == "1\n"
-    assert capsys.readouterr().err.count("\n") == 1
-    with disable_slow_start_after_idle(tmp_path / "another system"):
-        pass
+    first, second = holds(file), holds(file)
+    # whoever has switched it off ends first
+    said = []
+    for rank in (first, second):
+        if killed:
+            rank.kill()
+        said.append(rank.communicate()[1])
+        assert rank.returncode == (-signal.SIGKILL if killed else 0)
+        if rank is first:
+            time.sleep(0.3)
+            assert file.read_text() == "0\n"
+    wait_for_setting(file, "1\n")
+    assert [line.count("\n") for line in said] == [1, 0]
+    # the next run, and one where it is off anyway
+    holds(file).communicate()
+    wait_for_setting(file, "1\n")
+    file.write_text("0\n")
+    assert holds(file).communicate()[1] == ""
+    time.sleep(0.3)
+    assert file.read_text() == "0\n"
+
+
+def test_slow_start_of_another_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to set, and nothing to say."""
+    disable_slow_start_after_idle(tmp_path / "another system")
     assert capsys.readouterr().err == ""
 
 
-def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> None:
-    """By what stays until it is gone."""
-    file = tmp_path / "setting"
-    file.write_text("1\n")
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from planner.executor.comm.tcp_tuning import disable_slow_start_after_idle\n"
-        "with disable_slow_start_after_idle(Path(sys.argv[1])):\n"
-        "    assert Path(sys.argv[1]).read_text() == '0\\n'\n"
-        "    os.killpg(0, signal.SIGKILL)\n"
-    )
-    killed = subprocess.run(
-        [sys.executable, "-c", code, str(file)], check=False, start_new_session=True
-    )
-    assert killed.returncode == -signal.SIGKILL
-    until = time.monotonic() + 60.0
-    while file.read_text() != "1\n" and time.monotonic() < until:
-        time.sleep(0.01)
-    assert file.read_text() == "1\n"
+def test_a_peer_that_has_gone_is_a_lost_connection() -> None:
+    """Also before the first message, where the system only says that there is no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = Connection(fileno=socket.create_connection(server.getsockname()).detach())
+        there, _ = server.accept()
+    assert not uses_network(here)
+    here.name = "b"
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    there.close()
+    until = time.monotonic() + 10
+    with pytest.raises(ConnectionReset, match="device 'b' is gone") as lost:
+        while time.monotonic() < until:
+            uses_network(here)
+            time.sleep(0.01)
+    assert lost.value.device == "b"
+    here.close()

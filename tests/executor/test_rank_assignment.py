@@ -35,7 +35,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from planner.executor.rendezvous.address import INTERFACE, own_address
     from planner.executor.rendezvous.rank_assignment import (
         RankAssignmentError,
-        _use_planned_interface,
+        use_planned_interface,
     )
 
     plan = make_plan([[0, 1], [2, 3]])
@@ -54,7 +54,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("eth7", 2, "eth7"),
     ):
         monkeypatch.setenv(INTERFACE, given)
-        _use_planned_interface(plan, rank)
+        use_planned_interface(plan, rank)
         assert os.environ[INTERFACE] == wanted
         if wanted == "lo" and sys.platform == "linux":
             assert own_address() == "127.0.0.1"
@@ -62,7 +62,7 @@ def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RankAssignmentError, match="device '2': the plan has it listen on none0, which"
     ):
-        _use_planned_interface(plan, 2)
+        use_planned_interface(plan, 2)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,28 @@ def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
         local_rank(["a", "b"])
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert local_rank(["a", "b"]) == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "abc"), ("WORLD_SIZE", "-1")])
+def test_numbers_of_the_launcher_are_checked(
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One line and exit code 2, no traceback."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]]), path)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
+    before = sys.getswitchinterval()
+    try:
+        assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == 2
+    finally:
+        sys.setswitchinterval(before)
+    found = capfd.readouterr().err
+    assert f"{name} is '{value}'; it must be a number from 0" in found and found.count("\n") == 1
 
 
 def test_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
@@ -147,10 +169,8 @@ def test_what_is_switched_off_conflicts_with_nothing() -> None:
 )
 def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
     """And none of the others."""
-    from planner.executor.rendezvous.rank_assignment import (
-        RankAssignmentError,
-        _require_same_settings,
-    )
+    from planner.executor.rendezvous.rank_assignment import RankAssignmentError
+    from planner.executor.rendezvous.rendezvous import _require_same_settings
 
     def told(words: list[str]) -> dict[str, str]:
         config = parse_arguments(["plan.json", "--devices", "a", *words], None)
@@ -187,6 +207,10 @@ def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) 
             "device '0' lost the store (wait timeout after 600000 ms)",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "t.json"), 3, "t.json: No space left"),
+        # both ends of a connection may be told of its loss in many ways
+        (OSError(errno.ENOTCONN, "not connected"), 3, "a connection is lost"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), 3, "a connection is lost"),
+        (TimeoutError(errno.ETIMEDOUT, "timed out", "/nfs/text"), 2, "'/nfs/text'; check paths"),
         (FileNotFoundError(2, "No such file or directory", "text"), 2, "directory: 'text'; check"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -206,8 +230,8 @@ def test_ranks_end_in_a_line_at_most(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(prepared, "join", fails)
-    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.CAUSE_S", 0.0)
+    monkeypatch.setattr(prepared, "rendezvous", fails)
+    monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.EXIT_CAUSE_S", 0.0)
     monkeypatch.setattr("planner.executor.fault_tolerance.failure_detector.PUBLISH_S", 0.0)
     before = sys.getswitchinterval()
     try:

@@ -74,7 +74,7 @@ def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any
     for grid in ([[0], [1], [2], [3]], [[0, 1, 2]]):
         new = planned(grid, **head)
         code, found, said = train(new, tmp_path / "new.json", *resume)
-        assert code == 0 and f"goes on after {HALF} steps of plan" in said[0], said
+        assert code == 0 and f"resuming at step {HALF} from plan" in said[0], said
         assert sorted(found) == sorted(rest)
         np.testing.assert_allclose([found[t] for t in rest], list(rest.values()), rtol=1e-5)
 

@@ -168,6 +168,31 @@ def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
     torch.testing.assert_close(*gradients, atol=1e-6 if precision == "fp32" else 1e-3, rtol=1e-4)
 
 
+def test_calibration_measures_the_head_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks, each freed before the next one: not the graphs of all of them at once."""
+    from planner.executor.runtime.model_stage import ModelStage
+    from planner.profiling.calibrate import measure_compute
+    from tests.executor.live_bytes import LiveBytes
+
+    max_logits = 2_000_000
+    monkeypatch.setattr("planner.workload.layers.MAX_LOGITS", max_logits)
+    arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, 100_000, 128)
+    workload = Workload.transformer("words", arch, batch_samples=1, microbatch_samples=1)
+    plan = make_plan([[0, 1]], workload=workload)
+    model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
+    before = [*model_stage.weights, model_stage.gradients()]
+    # copies of parameters for the optimizer's measurement come later
+    monkeypatch.setattr("planner.profiling.calibrate.REPEATS", 1)
+    live = LiveBytes(before)
+    optimizer_bytes = 4 * 4 * model_stage.gradients().numel()
+    with live:
+        measure_compute(model_stage)
+    all_logits = 4 * arch.sequence * arch.vocabulary
+    assert all_logits > 6 * 4 * max_logits
+    # logits, their gradient and a temporary
+    assert live.most < optimizer_bytes + 4 * 4 * max_logits < optimizer_bytes + all_logits
+
+
 @pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
 def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     """In bf16 the head's copy of it is held too, once, wherever the head is."""

@@ -19,9 +19,9 @@ from torch import Tensor  # noqa: E402
 from planner.executor.comm.allreduce_links import AllReduceLinks  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.connections import Connection, ConnectionLost, DuplexChannels  # noqa: E402
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
+from planner.executor.transport.connections import Connection, ConnectionLost, DuplexChannels  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 

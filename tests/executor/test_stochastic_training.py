@@ -21,11 +21,11 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
-from planner.executor.runtime.flops_counter import summary  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
 from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import CountedWeights  # noqa: E402
+from planner.executor.runtime.run_summary import summary  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402

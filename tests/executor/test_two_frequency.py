@@ -31,13 +31,13 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import CommPlan, stage_averager  # noqa: E402
-from planner.executor.comm.connections import ChannelKind  # noqa: E402
 from planner.executor.runtime.outer_optimizer import (  # noqa: E402
     PSEUDO_GRADIENT_SAMPLES,
     SAMPLES,
     CountedWeights,
     PlannedWeights,
 )
+from planner.executor.transport.connections import ChannelKind  # noqa: E402
 
 RARE = Sync(5, OuterOptimizer())
 EPS = 1e-5

@@ -487,9 +487,9 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     refused(r"'model.norm.weight' is \[31\], the plan's model needs \[32\]")
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    refused("does not hold", TensorFileError)
+    refused("where its bytes are not", TensorFileError)
     path.write_bytes(b"\x80\x02" + whole)
-    refused("is no safetensors file", TensorFileError)
+    refused("not a safetensors file, or truncated", TensorFileError)
     path.unlink()
     refused("holds neither model.safetensors nor")
     index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}

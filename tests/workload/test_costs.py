@@ -112,6 +112,9 @@ def test_large_vocabularies_run_the_head_in_chunks() -> None:
         (2048, 65_536, 1, 2048),
         (2048, 65_537, 1, 1024),
         (8, 10**6, 1000, 1),
+        # two chunks of three tokens would have 150 million logits
+        (5, 50_000_000, 1, 2),
+        (2049, 65_536, 1, 1025),
     ):
         arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, vocabulary, sequence)
         assert arch.head_tokens(samples) == expected

@@ -215,7 +215,7 @@ def resume(
     if not same_plan and ranks.rank == min(plan.stage_of):
         changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
-            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
+            f"planner.executor: resuming at step {done} from plan {index['plan'][:12]} with plan "
             f"{plan.content_hash[:12]}{changed}",
             file=sys.stderr,
             flush=True,
@@ -260,7 +260,7 @@ def _restore_position(data: Microbatches, saved: dict[str, Any], path: Path) -> 
     try:
         description, position = str(saved["says"]), [int(number) for number in saved["position"]]
     except (KeyError, TypeError, ValueError):
-        raise _unreadable(path, "no place in the data") from None
+        raise _unreadable(path, "no position in the data") from None
     if description != data.description:
         raise CheckpointError(
             f"{path}: was trained on {description}, this run has {data.description}; give the same "
@@ -322,14 +322,14 @@ def _require_same_model(
     for of, sync in (("its", index["training"]["sync"]), ("this", ours["training"]["sync"])):
         if sync.get("delayed"):
             raise CheckpointError(
-                f"{path}: {of} plan takes outer steps a step late (sync.delayed), and only the "
-                "plan that was run can go on from such; resume with that"
+                f"{path}: {of} plan applies outer steps a step late (sync.delayed), and only the "
+                "plan that wrote such a checkpoint can resume from it; use that plan"
             )
         if done % int(sync["every_steps"]):
             raise CheckpointError(
                 f"{path}: {done} steps were done, {of} plan averages every {sync['every_steps']} "
-                "steps, and another plan goes on after an outer step only; write checkpoints with "
-                "--every a multiple of it"
+                "steps, and another plan can resume only after an outer step; write checkpoints "
+                "with --every a multiple of it"
             )
     return differences(index["training"], ours["training"])
 
@@ -422,8 +422,8 @@ def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
         raise _unreadable(path, str(error)) from None
     if version != VERSION:
         raise CheckpointError(
-            f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
-            "that wrote it"
+            f"{path}: has version {version}, this release reads {VERSION}; resume with the "
+            "release that wrote it"
         )
     for name in ("settings", "data", "model", "training", "holds"):
         if not isinstance(index.get(name), dict):

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +81,7 @@ def write_tensors(
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno is None:
@@ -89,6 +91,16 @@ def write_tensors(
         temporary.unlink(missing_ok=True)
         raise
     return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power failure, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_tensors(
@@ -114,8 +126,8 @@ def read_tensors(
             f"{path}: its {size} bytes are not those that were written; delete this checkpoint, so "
             "that an earlier one is taken"
         )
-    places = read_entries(path).items()
-    return {n: read_tensor(path, place) for n, place in places if wanted is None or wanted(n)}
+    entries = read_entries(path).items()
+    return {n: read_tensor(path, entry) for n, entry in entries if wanted is None or wanted(n)}
 
 
 def read_entries(
@@ -130,45 +142,47 @@ def read_entries(
             length = LENGTH.unpack(first)[0] if len(first) == LENGTH.size else size
             start = LENGTH.size + length
             if length > MAX_HEADER_BYTES or start > size:
-                raise TensorFileError(f"{path}: is no safetensors file; give one, whole")
+                raise TensorFileError(f"{path}: not a safetensors file, or truncated")
             header = parse_json(file.read(length).decode(), path, error=TensorFileError)
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise TensorFileError(f"{path}: its header is not JSON; give a whole file") from None
+        raise TensorFileError(f"{path}: not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise TensorFileError(f"{path}: its header is no object; give a whole file")
-    told = {name: entry for name, entry in header.items() if name != METADATA}
+        raise TensorFileError(f"{path}: not a safetensors file: its header is no JSON object")
+    entries = {name: entry for name, entry in header.items() if name != METADATA}
     if leave_out is not None:
-        told = {name: entry for name, entry in told.items() if not leave_out(name)}
-    return {name: _place(path, name, entry, start, size) for name, entry in told.items()}
+        entries = {name: entry for name, entry in entries.items() if not leave_out(name)}
+    return {name: _tensor_entry(path, name, entry, start, size) for name, entry in entries.items()}
 
 
-def read_tensor(path: Path, place: TensorEntry) -> Tensor:
+def read_tensor(path: Path, entry: TensorEntry) -> Tensor:
     """Read one tensor."""
-    size = place.end - place.begin
+    size = entry.end - entry.begin
     if size == 0:
-        return torch.empty(place.shape, dtype=place.dtype)
+        return torch.empty(entry.shape, dtype=entry.dtype)
     try:
-        data = np.fromfile(path, np.uint8, size, offset=place.begin)
+        data = np.fromfile(path, np.uint8, size, offset=entry.begin)
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
     if len(data) < size:
-        raise TensorFileError(f"{path}: ends before its tensors do; give a whole file")
-    return torch.from_numpy(data).view(place.dtype).view(place.shape)
+        raise TensorFileError(f"{path}: truncated: it ends before its last tensor; copy it again")
+    return torch.from_numpy(data).view(entry.dtype).view(entry.shape)
 
 
-def _place(path: Path, name: str, entry: Any, start: int, size: int) -> TensorEntry:
+def _tensor_entry(path: Path, name: str, entry: Any, start: int, size: int) -> TensorEntry:
     try:
         kind, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
         begin, end = (start + int(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
-        raise TensorFileError(f"{path}: its entry of {name!r} is none; give a whole file") from None
+        raise TensorFileError(f"{path}: the entry of {name!r} in its header is invalid") from None
     if kind not in TYPES:
         raise TensorFileError(
-            f"{path}: {name!r} is of type {kind!r}, none of {', '.join(TYPES)}; convert it"
+            f"{path}: {name!r} has type {kind!r}, not one of {', '.join(TYPES)}; convert it"
         )
     fits = start <= begin <= end <= size and min(shape, default=0) >= 0
     if not fits or end - begin != math.prod(shape) * TYPES[kind].itemsize:
-        raise TensorFileError(f"{path}: does not hold {name!r} as it says; give a whole file")
+        raise TensorFileError(
+            f"{path}: its header places {name!r} where its bytes are not; copy it again"
+        )
     return TensorEntry(TYPES[kind], shape, begin, end)

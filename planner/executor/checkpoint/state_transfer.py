@@ -12,16 +12,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import (
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.transport.connections import (
     ChannelKind,
     Connection,
     as_bytes,
     receive_into,
     send_all,
 )
-from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.model_stage import ModelStage
 
 LENGTH = struct.Struct("!Q")
 DTYPES = {
@@ -57,7 +57,7 @@ def _send(
 ) -> None:
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in state.items()}
     formats = {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
-    header = json.dumps({"place": data_position, "tensors": formats}).encode()
+    header = json.dumps({"data_position": data_position, "tensors": formats}).encode()
     send_all(connection, memoryview(LENGTH.pack(len(header))), memoryview(header))
     for tensor in tensors.values():
         send_all(connection, as_bytes(tensor))
@@ -74,4 +74,4 @@ def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | Non
         tensor = torch.empty(shape, dtype=DTYPES[dtype])
         receive_into(connection, as_bytes(tensor))
         state[name] = tensor
-    return state, header["place"]
+    return state, header["data_position"]

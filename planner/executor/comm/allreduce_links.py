@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.comm.connections import DuplexChannels, send_all, send_nowait
 from planner.executor.comm.p2p import WorkerThread
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.transport.connections import DuplexChannels, send_all, send_nowait
 
 HEAD = struct.Struct("!I")
 """Header of a chunk: its number, with flag `RETURN` for a sum."""

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.chunking import choose_chunking
 from planner.executor.comm.codec import WireFormat
-from planner.executor.comm.connections import ChannelKind, duplex_keys
 from planner.executor.comm.gradient_norm import GradientNorm
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.comm.time_scale import TimeScale
+from planner.executor.transport.connections import ChannelKind, duplex_keys
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import StageAveraging, within

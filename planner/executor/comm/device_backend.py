@@ -54,7 +54,7 @@ class HostBackend:
     max_pending = 0
 
     def begin(self) -> None:
-        """Does nothing."""
+        """No operation can be pending."""
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `DeviceBackend`."""

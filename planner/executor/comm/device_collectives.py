@@ -1,9 +1,8 @@
 """Averaging within a machine by collectives of a library (NCCL), from GPU to GPU.
 
 Each group that averages gradients, and whose members have a GPU each on one machine, gets a process
-group. A rank runs
-its collectives one after the other, in the plan's order, so that they cannot wait for each other in
-a circle. All other groups average through host memory (`sharded_allreduce`).
+group. A rank runs its collectives one after the other, in the plan's order, so that no two ranks
+wait for each other. All other groups average through host memory (`sharded_allreduce`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import is_nccl_available
+from torch.distributed import DistError, is_nccl_available
 from torch.distributed.distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
@@ -27,12 +26,12 @@ from torch.distributed.distributed_c10d import (
 )
 
 from planner.executor.comm.codec import LEVELS, WireFormat
-from planner.executor.comm.connections import ConnectionLost
 from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id, network_namespace_id
 from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
 from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
+from planner.executor.transport.connections import ConnectionLost
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
 from planner.utils.refusal import Refusal
@@ -86,7 +85,7 @@ class DeviceCollectives:
         vector
             ``float32[values]``, of which the group averages its slice.
         wire
-            In bf16, sums are computed in bf16. In fp16 they could overflow: they are in fp32.
+            In bf16, sums are computed in bf16.
         scale
             Factor on sums.
         """
@@ -116,9 +115,11 @@ class DeviceCollectives:
         """Report the errors of a library as lost connections: which end failed is not known."""
         try:
             yield
-        except OWN_ERRORS:
-            raise
         except RuntimeError as error:
+            # Gloo raises plain RuntimeErrors; NCCL does not, so those are errors of this rank
+            is_lost = isinstance(error, DistError) or self._library == Library.GLOO
+            if isinstance(error, OWN_ERRORS) or not is_lost:
+                raise
             reason = (str(error).splitlines() or [""])[0]
             names = ", ".join(repr(self._name(member)) for member in group.members)
             raise ConnectionLost(f"{self._library} among {names} has failed ({reason})") from None

@@ -1,8 +1,8 @@
 """The global gradient norm, for clipping and for detecting overflow.
 
 The first device of each stage sends its sum of squares to a root, which sends the total to all. All
-devices thus have the same norm, to the last bit: they clip by the same factor, and with loss
-scaling all of them skip the step or none does.
+devices thus use the same norm: they clip by the same factor, and with loss scaling all of them skip
+the step or none does. The norm itself depends on the order of summation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.comm.connections import receive_into, send_all
+from planner.executor.transport.connections import receive_into, send_all
 from planner.training_plan.model import TrainingPlan
 
 MESSAGE = struct.Struct("!d")
@@ -43,14 +43,14 @@ class GradientNorm:
         """Ranks that it exchanges messages with."""
         return set(self._receivers) if self._rank == self._root else {self._root}
 
-    def clip(
-        self, vector: Tensor, connections: Mapping[int, socket.socket], skip: int = 0
+    def norm_and_clip(
+        self, vector: Tensor, connections: Mapping[int, socket.socket], uncounted_values: int = 0
     ) -> float:
         """Clip the averaged ``float32[values]`` gradients of a stage in place; returns the norm.
 
-        ``skip`` leading values, which another stage counts, are left out of the norm.
+        The first ``uncounted_values`` are left out of the norm: another stage counts them.
         """
-        own = sum_of_squares(vector[skip:]) if self._reports else 0.0
+        own = sum_of_squares(vector[uncounted_values:]) if self._reports else 0.0
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._reporters)])
             for d in self._receivers:

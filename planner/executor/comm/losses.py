@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
-from planner.executor.comm.connections import ConnectionLost, receive_into, send_all
+from planner.executor.transport.connections import ConnectionLost, receive_into, send_all
 
 MESSAGE = struct.Struct("!Qd")
 """Step and loss."""
@@ -21,7 +21,7 @@ class LossSender:
         self._connection = connection
 
     def report(self, step: int, loss: float) -> None:
-        """Send a loss; 16 bytes never block."""
+        """Send a loss; 16 bytes fit into the socket's buffer unless the connection is stalled."""
         send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
 
 

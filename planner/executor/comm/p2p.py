@@ -17,10 +17,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from planner.executor.comm.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
 from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
+from planner.executor.transport.connections import (
+    as_bytes,
+    receive_into,
+    send_all,
+    unacknowledged_bytes,
+)
 
 MAX_EARLY_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
 
@@ -45,6 +50,7 @@ class WorkerThread(threading.Thread):
         # after an error no job will run
         error_latch.on_failure(lambda: self._jobs.put(None))
         self.start()
+        error_latch.add_thread(self)
 
     def submit(self, job: Job) -> None:
         """Run a job after all submitted before."""
@@ -183,7 +189,7 @@ class ReceivedMessage:
 class ExpectedMessage(NamedTuple):
     """An expected message, and the index of its step."""
 
-    serial: int
+    step_index: int
     message: Message
 
 
@@ -193,9 +199,9 @@ def expected_messages(
     """By source, its messages to this rank in steps with these schedules, in order."""
 
     def messages(source: int) -> Iterator[ExpectedMessage]:
-        for serial, schedule in enumerate(schedules):
+        for step_index, schedule in enumerate(schedules):
             for message in schedule.incoming.get(source, ()):
-                yield ExpectedMessage(serial, message)
+                yield ExpectedMessage(step_index, message)
 
     return {source: messages(source) for schedule in schedules for source in schedule.incoming}
 
@@ -232,13 +238,13 @@ class Receiver:
             thread = WorkerThread(f"from {source}", error_latch)
             thread.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
 
-    def has_arrived(self, serial: int, message: Message) -> bool:
+    def has_arrived(self, step_index: int, message: Message) -> bool:
         """Whether a message has arrived."""
-        return ExpectedMessage(serial, message) in self._arrived
+        return ExpectedMessage(step_index, message) in self._arrived
 
-    def receive(self, serial: int, message: Message) -> ReceivedMessage:
+    def receive(self, step_index: int, message: Message) -> ReceivedMessage:
         """Wait for a message and return it."""
-        awaited = ExpectedMessage(serial, message)
+        awaited = ExpectedMessage(step_index, message)
         with self._changed:
             if awaited not in self._arrived:
                 self._awaited = awaited

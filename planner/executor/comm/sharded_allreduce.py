@@ -1,4 +1,4 @@
-"""Sharded all-reduce: member k reduces share k and returns the sum to all members (DeDLOC, 3.2).
+"""Reduce-scatter and all-gather, pipelined by chunks: member k reduces share k (DeDLOC, 3.2).
 
 In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
 for a slice of the vector.
@@ -32,8 +32,8 @@ from torch import Tensor
 from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
-from planner.executor.comm.connections import as_bytes, receive_into
 from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, member_ranges
+from planner.executor.transport.connections import as_bytes, receive_into
 from planner.training_plan.averaging_group import AveragingGroup
 
 TICK_S = 1e-3

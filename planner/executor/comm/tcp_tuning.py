@@ -1,56 +1,71 @@
 """TCP tuning, so that a connection reaches its rate at once, also after a pause.
 
 Linux restarts an idle connection with a small window, and a step has many pauses. The setting
-applies to the whole network namespace: it is changed for the run where permitted, and restored
-however the run ends; both are reported.
+applies to the whole network namespace: it is changed where permitted, and restored when the last
+rank of the namespace has ended, however it ends; both are reported.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+import tempfile
+import zlib
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from planner.executor.comm.connections import DuplexChannels, receive_into, send_all
+from planner.executor.comm.device_identity import network_namespace_id
+from planner.executor.transport.connections import (
+    ConnectionReset,
+    DuplexChannels,
+    describe_peer,
+    peer_name,
+    receive_into,
+    send_all,
+)
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
-RESTORE = 'cat >/dev/null; echo 1 >"$0"'
-"""Shell command that restores the setting when its input is closed, at the latest when this process
-ends."""
-RESTORE_TIMEOUT_S = 2.0
+RESTORE = 'cat >/dev/null; rm -f "$1"; echo 1 >"$0"'
+"""Shell command that restores the setting when all ranks have closed the FIFO that it reads."""
+_HELD: dict[Path, int] = {}
+"""Descriptors of FIFOs, by setting; the system closes them when the process ends."""
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 23
 """Bytes sent in each direction of a connection before the first step, to grow its window."""
 
 
-@contextmanager
-def disable_slow_start_after_idle(
-    file: Path = FILE, on_exit: Callable[[Callable[[], None]], None] = lambda restore: None
-) -> Iterator[None]:
-    """Disable slow start after idle while the block runs."""
-    changed = _write_zero(file)
-    # must survive this process
-    guard = _start_guard(file) if changed else None
-
-    def restore() -> None:
-        if guard is not None and guard.stdin is not None:
-            with suppress(OSError, subprocess.TimeoutExpired):
-                guard.stdin.close()
-                guard.wait(RESTORE_TIMEOUT_S)
-        if changed:
-            with suppress(OSError):
-                file.write_text("1\n")
-
-    on_exit(restore)
+def disable_slow_start_after_idle(file: Path = FILE) -> None:
+    """Disable slow start after idle until the last process that has called this ends."""
+    if file in _HELD:
+        return
     try:
-        yield
-    finally:
-        restore()
+        is_zero = file.read_text().strip() == "0"
+    except OSError:
+        return  # another system: nothing to set
+    fifo = _fifo(file)
+    with suppress(OSError):  # no FIFO, or none that a guard reads
+        _HELD[file] = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        return
+    if is_zero:
+        return  # set by the administrator
+    try:
+        with file.open("r+") as setting:
+            _HELD[file] = _start_guard(file, fifo)
+            setting.write("0\n")
+    except OSError:
+        print(
+            f"planner.executor: {SETTING} is 1 and may not be changed here: connections start "
+            f"slowly after every pause; as root: sysctl -w {SETTING}=0",
+            file=sys.stderr,
+            flush=True,
+        )
+        return
+    print(f"planner.executor: {SETTING} is 0 for this run, 1 again after it", file=sys.stderr)
 
 
 def grow_windows(
@@ -83,42 +98,41 @@ def grow_windows(
 
 
 def uses_network(connection: socket.socket) -> bool:
-    """Whether a connection may use a network."""
+    """Whether a connection may use a network; raises `ConnectionReset` if its peer has gone."""
     if connection.family == socket.AF_UNIX:
         return False
-    return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
-
-
-def _start_guard(file: Path) -> subprocess.Popen[bytes] | None:
-    """A process that restores the setting if this one is killed; None if it cannot be started."""
     try:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", RESTORE, str(file)],
-            stdin=subprocess.PIPE,
+        address = connection.getpeername()[0]
+    except OSError as error:
+        raise ConnectionReset(
+            f"{describe_peer(connection)} is gone ({error})", peer_name(connection)
+        ) from None
+    return not ipaddress.ip_address(address).is_loopback
+
+
+def _fifo(file: Path) -> Path:
+    """The FIFO that all ranks of this network namespace hold open."""
+    key = zlib.crc32(f"{file} {network_namespace_id()}".encode())
+    return Path(tempfile.gettempdir(), f"planner-tcp-{os.getuid()}-{key:08x}")
+
+
+def _start_guard(file: Path, fifo: Path) -> int:
+    """Start the process that restores the setting; returns the descriptor that holds it back."""
+    own = fifo.with_name(f"{fifo.name}.{os.getpid()}")
+    os.mkfifo(own, 0o600)
+    # named only once it is read, so that a FIFO without reader is one that a killed guard left
+    reader = os.open(own, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.set_blocking(reader, True)
+        writer = os.open(own, os.O_WRONLY)
+        subprocess.Popen(
+            ["/bin/sh", "-c", RESTORE, str(file), str(fifo)],
+            stdin=reader,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    except OSError:
-        return None
-
-
-def _write_zero(file: Path) -> bool:
-    """Whether the setting was 1 and is 0 now."""
-    try:
-        if file.read_text().strip() == "0":
-            return False
-    except OSError:
-        return False  # another system: nothing to set
-    try:
-        file.write_text("0\n")
-    except OSError:
-        print(
-            f"planner.executor: {SETTING} is 1 and may not be changed here: connections start "
-            f"slowly after every pause; as root: sysctl -w {SETTING}=0",
-            file=sys.stderr,
-            flush=True,
-        )
-        return False
-    print(f"planner.executor: {SETTING} is 0 for this run, 1 again after it", file=sys.stderr)
-    return True
+        own.replace(fifo)
+    finally:
+        os.close(reader)
+    return writer

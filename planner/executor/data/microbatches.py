@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.executor.data.options import Data
+from planner.executor.data.data_config import DataConfig
 from planner.executor.data.sources import Items, Source, TextFiles
 from planner.executor.data.stream import Position, Samples
 from planner.executor.data.synthetic import Synthetic
@@ -44,7 +44,7 @@ class Microbatches(Protocol):
         """Continue from a `position`."""
 
 
-def make_microbatches(plan: TrainingPlan, data: Data) -> Microbatches:
+def make_microbatches(plan: TrainingPlan, data: DataConfig) -> Microbatches:
     """Microbatches of a plan from some data."""
     arch, w = plan.workload.architecture, plan.workload
     assert arch is not None

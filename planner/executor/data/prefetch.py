@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Iterator
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Iterates on a separate thread, one item ahead.
+    """Iterates on a separate thread, one item ahead; the thread ends with this object.
 
-    The first item is computed when it is requested. The thread ends with this object or with the
-    process.
-
-    Parameters
-    ----------
-    items
-        Used by nothing else.
+    The first item is computed when it is requested. After an error, every request raises it.
     """
 
     def __init__(self, items: Iterator[T]) -> None:
-        requests, results = SimpleQueue[bool](), SimpleQueue[T | BaseException]()
-        self._requests, self._results = requests, results
-        self._started = False
-        self._error: BaseException | None = None
-        weakref.finalize(self, requests.put, False).atexit = False
-        arguments = (items, requests, results)
-        threading.Thread(
-            target=_run_iterator, args=arguments, name="reads ahead", daemon=True
-        ).start()
+        self._items = items
+        self._executor = ThreadPoolExecutor(1, "prefetch")
+        self._next: Future[T] | None = None
 
     def next_item(self) -> T:
         """The next item; starts the one after it."""
-        if self._error is not None:
-            raise self._error
-        if not self._started:
-            self._started = True
-            self._requests.put(True)
-        item = self._results.get()
-        if isinstance(item, BaseException):
-            self._error = item
-            raise item
-        self._requests.put(True)
+        if self._next is None:
+            self._next = self._executor.submit(next, self._items)
+        item = self._next.result()
+        self._next = self._executor.submit(next, self._items)
         return item
-
-
-def _run_iterator(
-    items: Iterator[T], requests: SimpleQueue[bool], results: SimpleQueue[T | BaseException]
-) -> None:
-    while requests.get():
-        try:
-            results.put(next(items))
-        except BaseException as error:
-            results.put(error)
-            return

@@ -155,8 +155,8 @@ class _Tokens:
         epoch, file, offset, _ = self._pieces_held[0]
         return epoch, file, offset, self._offset
 
-    def _from(self, block_number: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
-        epoch, begin, count = block_number.epoch, (block_number.file, block_number.offset), 0
+    def _from(self, position: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
+        epoch, begin, count = position.epoch, (position.file, position.offset), 0
         complete_pass = begin == START_OF_TEXT
         while True:
             for (file, offset), tokens in self._source.pieces(begin):

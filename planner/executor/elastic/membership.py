@@ -4,8 +4,8 @@ A generation begins with a list of devices and ends when one of them is lost, or
 device is admitted. Every device that continues registers for the next one, with the number of steps
 it has done; the first list made of these counts. A joining device registers beforehand.
 
-Keys of generation G: ``membership/G`` is its list of devices; ``came/G`` has one line for each
-device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
+Keys of generation G: ``membership/G`` is its list of devices; ``registered/G`` has one line for
+each device that registers for it; ``lost/G`` has one line for each report of a lost device, or of a
 connection that closed between two live ones, after which all of them continue. Other keys that the
 ranks of a generation use begin with ``generation/G/``. The states of a run are listed in
 docs/explanation/elastic-runs.md.
@@ -16,37 +16,36 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from planner.executor.comm.connections import ConnectionLost, ConnectionReset
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.fault_tolerance.heartbeat import heartbeats
 from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup
-from planner.executor.rendezvous.store import FINISHED_KEY, STARTED_KEY
+from planner.executor.transport.connections import ConnectionLost, ConnectionReset
+from planner.executor.transport.store import FINISHED_KEY, STARTED_KEY
 
 REPORTED_STEP, EVALUATED_STEPS, OUTER_STEP = (
-    "membership/told",
-    "membership/evaluated",
-    "membership/agreed",
+    "membership/reported_step",
+    "membership/evaluated_steps",
+    "membership/outer_step",
 )
-REPEAT = "again"
+REPEAT = "repeat"
 """Value of an awaited key if a device was lost meanwhile: the step is repeated."""
 NO_STEP = -1
 """Step of a device without parameters."""
 POLL_S = 0.05
-CAUSE_S = 3.0
+RESET_CAUSE_S = 3.0
 """A closed connection has a cause elsewhere, which may take this long to arrive."""
 MAX_RESETS = 3
 """Generations that repeat a step because of closed connections, before a device is evicted."""
 RECHECK_S = 2.0
 """Interval between two reads of heartbeats, which are sent twice a second."""
-MAX_COUNTED_S = 1.0
+MAX_COUNTED_REGISTRATION_S = 1.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -169,17 +168,18 @@ class Membership:
             # the others have not noticed yet that the previous process of this device is lost
             if self.name in generation.members and time.monotonic() > until:
                 raise Evicted(
-                    f"device {self.name!r} was not missed within {self._wait_s:g} s; see whether "
-                    "another process has its name; --wait allows for longer"
+                    f"device {self.name!r} is still a member after {self._wait_s:g} s; check "
+                    "whether another process runs as this device, or raise --wait"
                 )
             if self.name not in generation.members and requested <= number:
                 requested = number + 1
                 self._append_line(
-                    f"came/{requested}", {"name": self.name, "step": NO_STEP, "owes": False}
+                    f"registered/{requested}",
+                    {"name": self.name, "step": NO_STEP, "outer_step_due": False},
                 )
             others = [self._names.index(name) for name in generation.members if name != self.name]
             if min(silence_timer.seconds(others), default=0.0) > self._detector.heartbeat_timeout_s:
-                raise Evicted(f"device {self.name!r} came, and nobody is left to continue with")
+                raise Evicted(f"device {self.name!r} cannot join: no member is alive")
             time.sleep(POLL_S)
         return False
 
@@ -192,16 +192,18 @@ class Membership:
             This device is not a member.
         """
         number, silence_timer = self.generation.number + 1, _SilenceTimer(self._store)
-        key, registered_key = f"membership/{number}", f"came/{number}"
+        key, registered_key = f"membership/{number}", f"registered/{number}"
         lost_key = f"lost/{self.generation.number}"
-        self._append_line(registered_key, {"name": self.name, "step": step, "owes": outer_step_due})
+        self._append_line(
+            registered_key, {"name": self.name, "step": step, "outer_step_due": outer_step_due}
+        )
         while not self._store.check([key]):
             registered, lost = (self._read_lines(name) for name in (registered_key, lost_key))
             steps = {line["name"]: line["step"] for line in registered}
             evicted = self._evicted(lost)
             missing = [m for m in self.generation.members if m not in steps and m not in evicted]
             if not missing:
-                outer_step_due_on = {line["name"] for line in registered if line["owes"]}
+                outer_step_due_on = {line["name"] for line in registered if line["outer_step_due"]}
                 reset = _first_reset(lost)
                 proposal = self._propose(number, steps, outer_step_due_on, evicted, reset)
                 self._store.compare_set(key, "", proposal.to_json())
@@ -213,11 +215,11 @@ class Membership:
                     self.report_lost([name], f"device {name!r} did not continue with the others")
             # this device is evicted and its reports do not count: alone it would wait forever
             if self.name in evicted and min(silent_s) > self._detector.heartbeat_timeout_s:
-                raise Evicted(f"{evicted[self.name]}; and nobody is left to continue with")
+                raise Evicted(f"{evicted[self.name]}; no other member is alive")
             time.sleep(POLL_S)
         generation = Generation.from_json(self._store.get(key).decode())
         if self.name not in generation.members:
-            why = generation.lost.get(self.name, "it was not there")
+            why = generation.lost.get(self.name, "it was not present")
             raise Evicted(f"the others continue without device {self.name!r}: {why}")
         self._begin(generation)
 
@@ -230,7 +232,8 @@ class Membership:
             self.generation.members,
             self._detector,
             rank_lost=self.rank_lost,
-            interruptible_wait=self.interruptible_wait,
+            interruptible_get=self.get_values,
+            key_prefix=f"{self._prefix()}/",
             secret=self._ranks.secret,
             address=self._ranks.address,
         )
@@ -272,14 +275,14 @@ class Membership:
             if heartbeats(store, ranks) == seen:
                 self.report_lost(names, why)
             else:
-                self.report_lost([self.name], f"device {self.name!r} hears nobody any more")
+                self.report_lost([self.name], f"device {self.name!r} receives no heartbeats")
 
         self._detector.heartbeat.run_later(first)
 
     def repeat_step(self, name: str, why: str) -> None:
         """Repeat the step with all devices: a connection has closed, both ends may be alive."""
         key = f"lost/{self.generation.number}"
-        text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
+        text = json.dumps({"by": self.name, "lost": [], "reset": name, "why": why}) + "\n"
         self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def report_connection_lost(self, error: ConnectionLost) -> bool:
@@ -296,18 +299,19 @@ class Membership:
             return False
         return True
 
-    @contextmanager
-    def interruptible_wait(self, keys: Sequence[str]) -> Iterator[None]:
-        """Context for waiting for keys; raises `DeviceLost` if a device is lost meanwhile."""
+    def get_values(self, keys: Sequence[str]) -> list[bytes]:
+        """Wait for keys; raises `DeviceLost` if a device is lost meanwhile."""
+        full_keys = [f"{self._prefix()}/{key}" for key in keys]
         self._awaited_keys = tuple(keys)
         self.rank_lost.check()
-        yield
+        self._store.wait(full_keys, LONG_TIMEOUT)
         self._awaited_keys = ()
         self.rank_lost.check()
         # another rank may have reported the loss and ended this wait
-        values = self._store.multi_get([f"{self._prefix()}/{key}" for key in keys])
+        values: list[bytes] = self._store.multi_get(full_keys)
         if REPEAT.encode() in values:
             raise DeviceLost("a device is lost")
+        return values
 
     def wait_for_decision(self, key: str) -> str:
         """Wait for a key of the generation; `REPEAT` after a loss."""
@@ -318,16 +322,6 @@ class Membership:
         self._store.wait([full_key], LONG_TIMEOUT)
         self._awaited_keys = ()
         return self._store.get(full_key).decode()
-
-    def delete_keys(self, keys: Sequence[str]) -> None:
-        """Delete keys of the generation that no rank will read."""
-        names = [f"{self._prefix()}/{key}" for key in keys]
-
-        def delete(store: Store) -> None:
-            for name in names:
-                store.delete_key(name)
-
-        self._detector.heartbeat.run_later(delete)
 
     def set_reported_step(self, step: int) -> None:
         """Record that the loss of a step was reported."""
@@ -351,7 +345,10 @@ class Membership:
 
     def _begin(self, generation: Generation) -> None:
         number, me = generation.number, self._names.index(self.name)
-        callbacks = {f"lost/{number}": self._on_lost, f"came/{number + 1}": self._on_registered}
+        callbacks = {
+            f"lost/{number}": self._on_lost,
+            f"registered/{number + 1}": self._on_registered,
+        }
         for key in callbacks:
             self._store.compare_set(key, "", "\n")
         with self._lock:
@@ -430,8 +427,8 @@ class Membership:
         """
         evicted: dict[str, str] = {}
         reset = _first_reset(lines) if self.generation.resets >= MAX_RESETS else None
-        if reset is not None and reset["torn"] in self.generation.members:
-            evicted[reset["torn"]] = reset["why"]
+        if reset is not None and reset["reset"] in self.generation.members:
+            evicted[reset["reset"]] = reset["why"]
         for line in lines:
             if line["by"] not in evicted:
                 evicted |= {name: line["why"] for name in line["lost"] if name not in evicted}
@@ -478,7 +475,7 @@ class _SilenceTimer:
     def seconds(self, ranks: Sequence[int]) -> list[float]:
         """Seconds of silence of each rank."""
         now_s = time.monotonic()
-        passed, self._polled_s = min(now_s - self._polled_s, MAX_COUNTED_S), now_s
+        passed, self._polled_s = min(now_s - self._polled_s, MAX_COUNTED_REGISTRATION_S), now_s
         for rank, beat in zip(ranks, heartbeats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0

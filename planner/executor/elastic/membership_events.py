@@ -54,7 +54,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             came = f"devices {named} have joined"
         return f"{head}{came}: {tail}"
     if event["event"] == "torn":
-        return f"{head}{event['why']}, and is connected anew: {tail}"
+        return f"{head}{event['why']}; reconnected: {tail}"
     others = event["taken_over_by"]
     do = "takes" if len(others) == 1 else "take"
     return f"{head}{event['why']}; {listed(others)} {do} over: {tail}"

@@ -9,12 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from planner.executor.comm.connections import ConnectionLost
-from planner.executor.elastic.membership import CAUSE_S, NO_STEP, REPEAT, DeviceLost, Membership
+from planner.executor.elastic.membership import (
+    NO_STEP,
+    REPEAT,
+    RESET_CAUSE_S,
+    DeviceLost,
+    Membership,
+)
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.transport.connections import ConnectionLost
 
-COMMIT, COMMIT_AND_ADMIT = "go", "grow"
+COMMIT, COMMIT_AND_ADMIT = "commit", "commit_and_admit"
 """Commit the step; commit it and start a new generation with joining ranks."""
 
 
@@ -54,9 +60,9 @@ class StoreStepCommitter:
     def abort_on(self, error_latch: ErrorLatch) -> None:
         """Abort a pending vote when a connection fails: peers may be waiting for its data."""
         self._error_latch = error_latch
-        error_latch.on_failure(lambda: self._report_if_pending(error_latch.error))
+        error_latch.on_failure(lambda: self._report_later_if_pending(error_latch.error))
 
-    def _report_if_pending(self, error: Exception | None) -> None:
+    def _report_later_if_pending(self, error: Exception | None) -> None:
         vote = self._pending_vote
         if not vote or not isinstance(error, ConnectionLost):
             return
@@ -66,7 +72,7 @@ class StoreStepCommitter:
                 self._membership.report_connection_lost(error)
 
         # the failure may be a consequence of a loss reported soon
-        later = threading.Timer(CAUSE_S, report)
+        later = threading.Timer(RESET_CAUSE_S, report)
         later.daemon = True
         later.start()
 
@@ -111,7 +117,8 @@ class StoreStepCommitter:
     def _vote(self, name: str, admits_joiners: bool) -> bool:
         """Vote; returns whether waiting ranks join, as decided by the last vote."""
         store = self._ranks.store
-        # set before the check: a failure is noticed either here or by `_report_if_pending`
+        # set before the check: a failure is noticed either here or by
+        # `_report_later_if_pending`
         self._pending_vote = name
         try:
             if self._error_latch is not None and isinstance(
@@ -133,4 +140,4 @@ class StoreStepCommitter:
         keys = [f"step/{step}", *(f"loss/{step}/{rank}" for rank in self._loss_ranks)]
         keys += [f"outer/{outer_step}" for outer_step in self._outer_steps if outer_step <= step]
         self._outer_steps = [outer_step for outer_step in self._outer_steps if outer_step > step]
-        self._membership.delete_keys(keys)
+        self._ranks.delete_keys(keys)

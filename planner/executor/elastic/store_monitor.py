@@ -9,14 +9,15 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.fault_tolerance.heartbeat import ABORT, RUNNING, heartbeats
-from planner.executor.rendezvous.store import (
+from planner.executor.rendezvous.rank_group import ALL_LEFT_KEY
+from planner.executor.transport.store import (
     FINISHED_KEY,
     STARTED_KEY,
     StoreAddress,
     StoreMissingError,
 )
 
-POLL_S, CONNECT_S = 0.5, 10.0
+MONITOR_POLL_S, CONNECT_S = 0.5, 10.0
 """Interval of polling, and timeout of a connection."""
 
 
@@ -56,10 +57,10 @@ class StoreMonitor(threading.Thread):
         while not self._stopped.is_set():
             try:
                 store = self._address.connect(CONNECT_S)
-                while not self._stopped.wait(POLL_S):
+                while not self._stopped.wait(MONITOR_POLL_S):
                     self._poll(store)
             except (DistError, StoreMissingError, OSError):
-                self._stopped.wait(POLL_S)
+                self._stopped.wait(MONITOR_POLL_S)
 
     def stop(self) -> None:
         """Stop polling; waits for a pending poll, with a timeout."""
@@ -73,7 +74,7 @@ class StoreMonitor(threading.Thread):
     def _poll(self, store: Store) -> None:
         begin_s = time.monotonic()
         self.started = self.started or store.check([STARTED_KEY])
-        self.finished = self.finished or store.check([FINISHED_KEY]) or store.check(["parted/all"])
+        self.finished = self.finished or store.check([FINISHED_KEY]) or store.check([ALL_LEFT_KEY])
         self.aborted = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
         counters = heartbeats(store, range(self.ranks))
         if counters != self._last_heartbeats:

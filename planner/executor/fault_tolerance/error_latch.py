@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 
@@ -13,6 +14,7 @@ class ErrorLatch:
         self.error: Exception | None = None
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Register a callback for the first error; called at once if there is one."""
@@ -31,6 +33,16 @@ class ErrorLatch:
             callbacks = list(self._callbacks)
         for callback in callbacks:
             callback()
+
+    def add_thread(self, thread: threading.Thread) -> None:
+        """Register a thread that ends after an error."""
+        self._threads.append(thread)
+
+    def join_threads(self, timeout_s: float) -> None:
+        """Wait until all registered threads have ended, with a timeout for all of them."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def check(self) -> None:
         """Raise the error, if there is one."""

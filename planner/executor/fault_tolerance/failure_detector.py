@@ -23,7 +23,7 @@ from torch.distributed import DistError
 
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
-from planner.executor.rendezvous.store import STARTED_KEY, StoreAddress, StoreMissingError
+from planner.executor.transport.store import STARTED_KEY, StoreAddress, StoreMissingError
 from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
 
@@ -39,7 +39,7 @@ RECONNECT_S = 1.0
 """Timeout for reconnecting to the store."""
 PUBLISH_S = 3.0
 """Timeout for writing a reason into the store; then it is printed here alone."""
-CAUSE_S = 2.0
+EXIT_CAUSE_S = 2.0
 """A closed connection or a signal has a cause elsewhere, which may take this long to arrive."""
 GRACE_S = 2.0
 """Time for the main thread to begin to leave; then the process is ended from here."""
@@ -115,6 +115,11 @@ class FailureDetector(threading.Thread):
         self.start()
 
     @property
+    def has_heartbeat(self) -> bool:
+        """Whether `start_watching` was called."""
+        return self._heartbeat is not None
+
+    @property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process, once started."""
         assert self._heartbeat is not None
@@ -155,7 +160,7 @@ class FailureDetector(threading.Thread):
     def exit_on_error(self, line: str) -> int:
         """End after an error of the main thread that is a consequence of something else."""
         self._main_thread_exiting = True
-        if not self.shutdown.wait(CAUSE_S):
+        if not self.shutdown.wait(EXIT_CAUSE_S):
             self.abort_run(line)
             self.shutdown.wait(PUBLISH_S)
         return self.exit_code(line)
@@ -213,7 +218,19 @@ class FailureDetector(threading.Thread):
             self._heartbeat.stop()
 
     def run(self) -> None:
-        """Until `stop_watching`, or until the process must end."""
+        """Until `stop_watching`, or until the process must end, as after an unexpected error."""
+        try:
+            self._watch()
+        except Exception as error:
+            self.shutdown.request(
+                f"device {self.device!r}: its failure detector failed "
+                f"({type(error).__name__}: {error})"
+            )
+            # the main thread may be blocked
+            threading.Timer(EXIT_S, self.shutdown.exit_process).start()
+            raise
+
+    def _watch(self) -> None:
         polled_s = pinged_s = running_s = time.monotonic()
         answers, silent_s = 0, 0.0
         heartbeat = self._heartbeat
@@ -303,8 +320,8 @@ class FailureDetector(threading.Thread):
             self._report_lost(
                 names,
                 f"device {listed(names)} gave no sign of life {toward}for "
-                f"{self.heartbeat_timeout_s:g} s: stopped, or cut off; --patience allows for "
-                "longer",
+                f"{self.heartbeat_timeout_s:g} s: it is stopped or disconnected; --patience raises "
+                "this limit",
                 is_isolated,
             )
 
@@ -324,7 +341,7 @@ class FailureDetector(threading.Thread):
         if self._signal is None:
             return
         number, received_s = self._signal
-        if number == signal.SIGINT or now - received_s > CAUSE_S:
+        if number == signal.SIGINT or now - received_s > EXIT_CAUSE_S:
             name = signal.Signals(number).name
             line, code = f"device {self.device!r} was told to end ({name})", 128 + number
             if self.on_rank_lost is None:
@@ -336,8 +353,8 @@ class FailureDetector(threading.Thread):
         """End for a reason; not printed if this process was interrupted."""
         line, code = self._proposal
         is_own = reason == line
-        silence_of = is_own and code == 128 + signal.SIGINT
-        self.shutdown.request("" if silence_of else reason, code if is_own else FAILED)
+        interrupted = is_own and code == 128 + signal.SIGINT
+        self.shutdown.request("" if interrupted else reason, code if is_own else FAILED)
 
     def _end_for_lost_store(self, problem: str = "is gone") -> None:
         self.shutdown.request(f"{self._address}, which {self.server} serves, {problem}")

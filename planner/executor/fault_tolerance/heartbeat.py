@@ -7,6 +7,7 @@ ranks. Of several lost ranks, the first always has a live predecessor.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,12 @@ from typing import NamedTuple
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.rendezvous.store import StoreMissingError
+from planner.executor.transport.store import StoreMissingError
 
 ABORT, RUNNING = "abort", "running"
 """The key that aborts the run, and its value until then."""
 PERIOD_S = 0.5
-MAX_COUNTED_S = 3.0
+MAX_COUNTED_HEARTBEAT_S = 3.0
 """Largest silence counted between two polls, so that a process that was stopped itself is not
 misled."""
 
@@ -76,7 +77,8 @@ class Heartbeat(threading.Thread):
         self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
         self._job: Callable[[Store], None] | None = None
         self._polled_keys: Mapping[str, Callable[[str], None]] = {}
-        self._count, self._last_seen, self._silent_s = 0, "", 0.0
+        # a random start tells the processes of a rank that is started again apart
+        self._count, self._last_seen, self._silent_s = secrets.randbits(62), "", 0.0
         self._last_target: _Target | None = None
         self._polled_s = time.monotonic()
         self._stopped = False
@@ -108,7 +110,7 @@ class Heartbeat(threading.Thread):
         self._wakeup.set()
 
     def run(self) -> None:
-        """Until `stop` or an abort."""
+        """Until `stop`, an abort or an unexpected error, which ends the run too."""
         while True:
             answers = self.answers
             try:
@@ -118,6 +120,9 @@ class Heartbeat(threading.Thread):
             except DistError:
                 if self._stopped:
                     return
+            except Exception as error:
+                self._on_abort(f"the heartbeat thread failed ({type(error).__name__}: {error})")
+                raise
             # a connection that closes at once does not count
             if self.answers == answers or not self._try_reconnect():
                 self._on_store_lost()
@@ -156,7 +161,7 @@ class Heartbeat(threading.Thread):
             for callback, value in zip(callbacks.values(), polled, strict=True):
                 callback(value)
             now = time.monotonic()
-            self._silent_s += min(now - self._polled_s, MAX_COUNTED_S)
+            self._silent_s += min(now - self._polled_s, MAX_COUNTED_HEARTBEAT_S)
             self._polled_s = now
             if heartbeats:
                 if heartbeats[0] != self._last_seen:
@@ -179,9 +184,15 @@ class Heartbeat(threading.Thread):
 
 
 def heartbeats(store: Store, ranks: Sequence[int]) -> list[bytes]:
-    """Last heartbeat of each rank."""
+    """Last heartbeat of each rank; empty before the first one.
+
+    Two round trips for all ranks, except while some have not sent any: silence is counted between
+    polls, up to a limit, so a poll must be short.
+    """
     keys = [heartbeat_key(rank) for rank in ranks]
-    return [store.get(key) if store.check([key]) else b"" for key in keys]
+    present = keys if store.check(keys) else [key for key in keys if store.check([key])]
+    values = dict(zip(present, store.multi_get(present), strict=True)) if present else {}
+    return [values.get(key, b"") for key in keys]
 
 
 def heartbeat_key(rank: int) -> str:

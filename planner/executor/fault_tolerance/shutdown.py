@@ -42,7 +42,6 @@ class Shutdown:
         self._lock, self._print_lock = threading.Lock(), threading.Lock()
         self._printed = False
         self._request_callbacks: list[Callable[[], None]] = []
-        self._exit_callbacks: list[Callable[[], None]] = []
 
     def request(self, line: str, code: int = FAILED) -> None:
         """End for this reason, unless there is one already."""
@@ -69,10 +68,6 @@ class Shutdown:
             if callback in self._request_callbacks:
                 self._request_callbacks.remove(callback)
 
-    def on_exit(self, callback: Callable[[], None]) -> None:
-        """Register an idempotent callback that also runs if the process cannot exit normally."""
-        self._exit_callbacks.append(callback)
-
     def wait(self, timeout_s: float) -> bool:
         """Wait for a reason; returns whether there is one."""
         return self._requested.wait(timeout_s)
@@ -80,14 +75,10 @@ class Shutdown:
     def print_reason(self) -> int:
         """Print the reason once; returns the exit code."""
         with self._print_lock:
-            if not self._printed:
-                for callback in self._exit_callbacks:
-                    with suppress(Exception):
-                        callback()
-                if self.line:
-                    # write to the descriptor: another thread may hold Python's lock on the stream
-                    with suppress(OSError):
-                        os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
+            if not self._printed and self.line:
+                # write to the descriptor: another thread may hold Python's lock on the stream
+                with suppress(OSError):
+                    os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
             self._printed = True
         return self.code
 

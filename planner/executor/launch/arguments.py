@@ -9,7 +9,7 @@ from pathlib import Path
 from planner.executor.launch.run_config import RunConfig, add_options
 from planner.executor.rendezvous.address import INTERFACE
 from planner.executor.rendezvous.secret import SECRET_FILE, Secret
-from planner.executor.rendezvous.store import BIND
+from planner.executor.transport.store import BIND
 from planner.utils.argument_parser import OneLineParser
 from planner.utils.output_files import add_force
 

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from planner.executor.elastic.store_monitor import CONNECT_S, POLL_S, StoreMonitor
+from planner.executor.elastic.store_monitor import CONNECT_S, MONITOR_POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.heartbeat import publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.launch.process import LAUNCHER_PID
-from planner.executor.rendezvous.store import (
+from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     StoreAddress,
     call_with_timeout,
@@ -114,8 +114,9 @@ def run_local(
         monitor = None
     elif monitor is None:
         own_monitor = monitor = StoreMonitor(address, len(names))
-    run = _LocalRun(command, environment, address, write_line, write_error, program)
-    run.monitor, run.max_restarts = monitor, restarts or 0
+    run = _LocalRun(
+        command, environment, address, write_line, write_error, program, monitor, restarts or 0
+    )
     try:
         for local, name in enumerate(names):
             run.ranks.append(_Rank(name, local, run.start_process(local)))
@@ -148,10 +149,11 @@ class _LocalRun:
         write_line: Callable[[str], None],
         write_error: Callable[[str], None],
         program: str,
+        monitor: StoreMonitor | None,
+        max_restarts: int,
     ) -> None:
         self.ranks: list[_Rank] = []
-        self.monitor: StoreMonitor | None = None
-        self.max_restarts = 0
+        self.monitor, self.max_restarts = monitor, max_restarts
         self._command, self._environment, self._address = command, environment, address
         self._write_line, self._write_error = write_line, write_error
         self._program = program
@@ -228,7 +230,7 @@ class _LocalRun:
         for rank in self.ranks:
             self._publish_signal(rank)
         if self._reason is None:
-            self._reason = self._killed_by or "a rank has failed and said nothing"
+            self._reason = self._killed_by or "a rank exited without an error message"
             self._write_error(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
 
@@ -250,7 +252,7 @@ class _LocalRun:
     def _polled_since_exit(self, rank: _Rank) -> bool:
         """Whether the store was polled since a rank ended, or answers no more."""
         assert self.monitor is not None and rank.ended_s is not None
-        timed_out = time.monotonic() - rank.ended_s > CONNECT_S + POLL_S
+        timed_out = time.monotonic() - rank.ended_s > CONNECT_S + MONITOR_POLL_S
         return timed_out or self.monitor.polled_since(rank.ended_s)
 
     def _restart_delay_passed(self, rank: _Rank) -> bool:
@@ -352,7 +354,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def threads(ranks: int, processors: int, *, single_machine: bool = True) -> dict[str, str]:
+def rank_environment(ranks: int, processors: int, *, single_machine: bool = True) -> dict[str, str]:
     """Environment that divides the processors among ranks."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))

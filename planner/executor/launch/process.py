@@ -12,13 +12,14 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
-from planner.executor.comm.connections import ConnectionLost
-from planner.executor.elastic.elastic import EmptyStageError, RunRefused
+from planner.executor.elastic.elastic_run import EmptyStageError, RunRefused
 from planner.executor.elastic.membership import Evicted
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, RunAborted
-from planner.executor.rendezvous.rank_assignment import RendezvousTimeout
-from planner.executor.rendezvous.store import StoreMissingError
+from planner.executor.rendezvous.rendezvous import RendezvousTimeout
+from planner.executor.runtime.loss_scaler import TrainingDiverged
+from planner.executor.transport.connections import ConnectionLost, is_network_error
+from planner.executor.transport.store import StoreMissingError
 from planner.utils.output_files import NO_ROOM
 from planner.utils.refusal import Refusal
 
@@ -85,7 +86,11 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
         return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED, for_all=True)
     except Refusal as error:
         return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED)
+    except TrainingDiverged as error:
+        return detector.exit_on_refusal(_with_device(name, str(error)), FAILED, for_all=True)
     except OSError as error:
+        if is_network_error(error):
+            return detector.exit_on_error(_with_device(name, f"a connection is lost ({error})"))
         if error.errno in NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
             return detector.exit_on_refusal(

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from planner.executor.data.options import BUFFER, Data
+from planner.executor.data.data_config import BUFFER, DataConfig
 from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
 from planner.swarm.rebalance_policy import RebalanceRule
 from planner.training_plan.choices import Wiring
@@ -152,13 +152,13 @@ class RunConfig:
     )
     elastic: bool = _option(
         False,
-        "continue without a lost device if its stage has another one; started again, it rejoins",
+        "continue without a lost device if its stage has another one; restarted, it rejoins",
         action="store_true",
     )
     events: bool = _option(False, "JSON lines instead of text", action="store_true")
     record: Path | None = _option(
         None,
-        "times of operations and messages, a file a rank: {rank} in the name stands for it",
+        "times of operations and messages, one file per rank: {rank} in its name becomes the rank",
         type=Path,
     )
     data: Path | None = _option(
@@ -240,7 +240,12 @@ class RunConfig:
     )
     speed: float = _option(1.0, "times are divided by it", group="simulated", type=float)
     shrink: float = _option(1.0, "bytes are divided by it", group="simulated", type=float)
-    rest: int = _option(0, "steps before, each begun together", group="simulated", type=int)
+    rest: int = _option(
+        0,
+        "number of warm-up steps before the first one; all ranks start each of them together",
+        group="simulated",
+        type=int,
+    )
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, **values: Any) -> RunConfig:
@@ -266,15 +271,15 @@ class RunConfig:
             values["schedule_steps"] = self.steps
         return OptimizerConfig(**values)
 
-    def training_data(self) -> Data:
+    def training_data(self) -> DataConfig:
         """Training data."""
         # evaluation alone may use the tokenizer
         evaluates_only = self.data is None and self.eval_data is not None
-        return Data(self.data, None if evaluates_only else self.tokenizer, self.shuffle)
+        return DataConfig(self.data, None if evaluates_only else self.tokenizer, self.shuffle)
 
-    def evaluation_data(self) -> Data | None:
+    def evaluation_data(self) -> DataConfig | None:
         """Evaluation data, in the order of the text."""
-        return None if self.eval_data is None else Data(self.eval_data, self.tokenizer, 1)
+        return None if self.eval_data is None else DataConfig(self.eval_data, self.tokenizer, 1)
 
     def validate(self) -> None:
         """Raise `Refusal` for invalid values and combinations of options."""

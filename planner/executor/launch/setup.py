@@ -19,14 +19,14 @@ from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import DeviceCollectives, Library, open_collectives
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.data.consistency import require_same_data
-from planner.executor.data.options import Data
+from planner.executor.data.data_config import DataConfig
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.launch.arguments import load_secret
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.file_digest import require_same_files
-from planner.executor.rendezvous.rank_assignment import WAIT_S, heartbeat_timeout_s, join
+from planner.executor.rendezvous.rank_assignment import environment_number
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.rendezvous.store import STARTED_KEY, StoreAddress
+from planner.executor.rendezvous.rendezvous import WAIT_S, heartbeat_timeout_s, rendezvous
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
@@ -40,6 +40,7 @@ from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, make_router
+from planner.executor.transport.store import STARTED_KEY, StoreAddress
 from planner.huggingface.export import Export
 from planner.huggingface.weights import load_weights, weight_digests
 from planner.profiling.calibrate import calibrate
@@ -50,7 +51,7 @@ from planner.utils.refusal import Refusal
 
 
 @dataclass
-class RankContext:
+class RunState:
     """State of a rank that the first step needs.
 
     Attributes
@@ -82,7 +83,7 @@ class RankContext:
     device: torch.device
     time_scale: TimeScale | None
     optimizer: OptimizerConfig
-    data: Data
+    data: DataConfig
     progress: Progress
     model_stage: ModelStage | None = None
     compute: ModelStage | Aggregator | SimulatedCompute = field(init=False)
@@ -166,13 +167,13 @@ def make_pipeline(
     return FixedPipeline(plan, rank, compute)
 
 
-def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> RankContext:
+def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> RunState:
     """Join the other ranks and prepare the first step; a collective call."""
     optimizer, data = config.optimizer_config(), config.training_data()
     eval_data = config.evaluation_data()
     secret = load_secret(config.bind, config.secret_file)
     _start_gpu(config.device)
-    ranks = join(
+    ranks = rendezvous(
         plan,
         config.devices,
         config.shared_settings(),
@@ -188,96 +189,88 @@ def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> 
     time_scale = TimeScale(config.speed, config.shrink) if config.impose else None
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)
-    context = RankContext(config, ranks, device, time_scale, optimizer, data, progress)
+    state = RunState(config, ranks, device, time_scale, optimizer, data, progress)
     if time_scale is not None:
-        context.compute = SimulatedCompute(plan, ranks.rank, time_scale)
-        return context
-    _prepare_model(context, plan, detector)
+        state.compute = SimulatedCompute(plan, ranks.rank, time_scale)
+        return state
+    _prepare_model(state, plan, detector)
     if eval_data is not None:
-        context.held_out = evaluation_data(
+        state.held_out = evaluation_data(
             plan,
             ranks,
-            context.model_stage,
+            state.model_stage,
             eval_data,
             every=config.eval_every,
             batches=config.eval_batches,
             stop=config.steps,
         )
-    return context
+    return state
 
 
-def _prepare_model(context: RankContext, plan: TrainingPlan, detector: FailureDetector) -> None:
-    config, ranks = context.config, context.ranks
+def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetector) -> None:
+    config, ranks = state.config, state.ranks
     require_executable(plan)
     first = ranks.rank == 0 and not ranks.joins_late
     if first:
-        context.progress.phase("all processes are connected; building the model")
-    context.need = context.memory_need(plan, ranks.rank)
-    require_memory(ranks, memory_claims(ranks, context.need, context.device))
-    peak = None if ranks.joins_late else peak_flops(plan, ranks, context.device)
-    context.progress.flops = FlopsCounter(plan, peak)
+        state.progress.phase("all processes are connected; building the model")
+    state.need = state.memory_need(plan, ranks.rank)
+    require_memory(ranks, memory_claims(ranks, state.need, state.device))
+    peak = None if ranks.joins_late else peak_flops(plan, ranks, state.device)
+    state.progress.flops = FlopsCounter(plan, peak)
     if config.export is not None:
-        context.export = Export(config.export, plan, config.weights)
+        state.export = Export(config.export, plan, config.weights)
     if ranks.rank in plan.stage_of:
-        context.model_stage = context.make_model_stage(plan)
+        state.model_stage = state.make_model_stage(plan)
     if config.direct is not None:
-        context.collectives = _open_collectives(context, plan, Library(config.direct))
+        state.collectives = _open_collectives(state, plan, Library(config.direct))
     if config.weights is not None and config.resume is None and not ranks.joins_late:
-        require_same_files(ranks, "--weights", _digests(context, plan))
-    model_stage = context.model_stage
+        require_same_files(ranks, "--weights", _digests(state, plan))
+    model_stage = state.model_stage
     require_same_data(ranks, "--data", None if model_stage is None else model_stage.data)
     if config.calibrate is not None and not ranks.joins_late:
         if first:
-            context.progress.phase("measuring forward and backward of every stage")
-        measured = calibrate(plan, ranks, model_stage, context.device)
+            state.progress.phase("measuring forward and backward of every stage")
+        measured = calibrate(plan, ranks, model_stage, state.device)
         if measured is not None:
             write_text(config.calibrate, measured.to_json_text())
-            context.progress.calibrated(str(config.calibrate))
-    context.compute = model_stage or Aggregator(plan, ranks.rank)
-    _prepare_checkpoints(context, plan, detector)
+            state.progress.calibrated(str(config.calibrate))
+    state.compute = model_stage or Aggregator(plan, ranks.rank)
+    _prepare_checkpoints(state, plan, detector)
     if first:
-        context.progress.phase("running the first step")
+        state.progress.phase("running the first step")
 
 
-def _digests(context: RankContext, plan: TrainingPlan) -> dict[str, str]:
+def _digests(state: RunState, plan: TrainingPlan) -> dict[str, str]:
     """Digests of the files that this rank has read."""
-    weights, model_stage = context.config.weights, context.model_stage
+    weights, model_stage = state.config.weights, state.model_stage
     if model_stage is None or weights is None:
         return {}
-    layers = plan.stage_layers[plan.stage_of[context.ranks.rank]]
+    layers = plan.stage_layers[plan.stage_of[state.ranks.rank]]
     head = model_stage.head is not None
     return weight_digests(weights, require_executable(plan), *layers, head=head)
 
 
-def _open_collectives(
-    context: RankContext, plan: TrainingPlan, library: Library
-) -> DeviceCollectives:
+def _open_collectives(state: RunState, plan: TrainingPlan, library: Library) -> DeviceCollectives:
     """Collectives between the GPUs of a machine."""
-    model_stage = context.model_stage
+    model_stage = state.model_stage
     backend, device = (
-        (HOST, torch.device("cpu"))
-        if model_stage is None
-        else (model_stage.backend, context.device)
+        (HOST, torch.device("cpu")) if model_stage is None else (model_stage.backend, state.device)
     )
-    store = StoreAddress.from_environment().connect(context.config.wait or WAIT_S)
-    return open_collectives(library, plan, context.ranks, device, backend, store)
+    store = StoreAddress.from_environment().connect(state.config.wait or WAIT_S)
+    return open_collectives(library, plan, state.ranks, device, backend, store)
 
 
-def _prepare_checkpoints(
-    context: RankContext, plan: TrainingPlan, detector: FailureDetector
-) -> None:
+def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureDetector) -> None:
     """Resume if requested, and create the checkpoint manager."""
-    config, ranks, settings = context.config, context.ranks, context.optimizer.to_dict()
+    config, ranks, settings = state.config, state.ranks, state.optimizer.to_dict()
 
-    def written(steps: int) -> None:
+    def on_checkpoint(steps: int) -> None:
         folder = config.checkpoint
         detector.shutdown.hint = f"; continue after {steps} steps with --resume {folder}"
 
     if config.resume is not None and not ranks.joins_late:
-        context.first = resume(
-            config.resume, plan, ranks, context.model_stage, settings, config.steps
-        )
-        done = context.first
+        state.first = resume(config.resume, plan, ranks, state.model_stage, settings, config.steps)
+        done = state.first
         if done > config.steps or (done == config.steps and config.eval_data is None):
             raise Refusal(
                 f"--steps is {config.steps}, but {done} were done; give the number of all "
@@ -296,17 +289,17 @@ def _prepare_checkpoints(
                 "step"
             )
     if config.checkpoint is not None:
-        again = StoreAddress.from_environment().attempt != "0"
-        if not ranks.joins_late and not again:
+        is_restart = StoreAddress.from_environment().attempt != "0"
+        if not ranks.joins_late and not is_restart:
             require_fresh_folder(config.checkpoint, config.resume)
-        context.checkpoints = CheckpointManager(
+        state.checkpoints = CheckpointManager(
             config.checkpoint,
             config.every,
             plan,
             ranks,
-            context.model_stage,
+            state.model_stage,
             settings,
-            written,
+            on_checkpoint,
         )
 
 
@@ -330,4 +323,4 @@ def _torch_device(choice: str) -> torch.device:
     if not torch.cuda.is_available():
         raise Refusal("--device cuda: this machine has no usable GPU; use cpu")
     # several ranks may share a GPU: messages use host memory
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda", environment_number("LOCAL_RANK", 0) % torch.cuda.device_count())

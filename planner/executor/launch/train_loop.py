@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from planner.emulate.simulated_compute import SimulatedCompute
 from planner.executor.checkpoint.state_transfer import transfer_state
-from planner.executor.launch.setup import RankContext
+from planner.executor.launch.setup import RunState
 from planner.executor.rendezvous.rank_group import close_older
 from planner.executor.runtime.evaluate import Evaluation
 from planner.executor.runtime.records import StepRecord, write_records
@@ -36,30 +36,30 @@ class TrainResult(NamedTuple):
     last: StepRecord | None
 
 
-def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
+def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
-    config, ranks = context.config, context.ranks
-    pipeline = context.make_pipeline(plan, ranks.rank, context.compute)
-    worker = context.make_worker(plan, ranks, pipeline, previous=None)
-    rebalancing = _rebalancing(context, plan)
-    segments: Iterable[RunSegment] = (RunSegment(plan, context.first, config.steps),)
+    config, ranks = state.config, state.ranks
+    pipeline = state.make_pipeline(plan, ranks.rank, state.compute)
+    worker = state.make_worker(plan, ranks, pipeline, previous=None)
+    rebalancing = _rebalancing(state, plan)
+    segments: Iterable[RunSegment] = (RunSegment(plan, state.first, config.steps),)
     if rebalancing is not None:
         segments = rebalancing.segments()
     records: list[StepRecord] = []
     # heartbeat connections of each segment after the first
     heartbeats: list[ExitStack] = []
-    with _evaluation(context, plan, worker) or nullcontext() as evaluation:
+    with _evaluation(state, plan, worker) or nullcontext() as evaluation:
         for number, segment in enumerate(segments):
             if segment.move is not None:
-                _move(context, segment)
+                _move(state, segment)
                 # the router's estimates are about the peers of the previous plan
-                pipeline = context.make_pipeline(segment.plan, ranks.rank, context.compute)
+                pipeline = state.make_pipeline(segment.plan, ranks.rank, state.compute)
             if number:
                 heartbeats.append(ExitStack())
                 segment_ranks = replace(ranks, resources=heartbeats[-1])
-                worker = context.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
+                worker = state.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
                 close_older(heartbeats)
-            segment_records = _run_segment(context, worker, segment, evaluation, rebalancing)
+            segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
     for remaining in heartbeats:
         ranks.resources.callback(remaining.close)
@@ -69,32 +69,32 @@ def train(context: RankContext, plan: TrainingPlan) -> TrainResult:
     return TrainResult(segment.plan, worker, records[-1] if records else None)
 
 
-def _evaluation(context: RankContext, plan: TrainingPlan, worker: Worker) -> Evaluation | None:
-    if context.held_out is None:
+def _evaluation(state: RunState, plan: TrainingPlan, worker: Worker) -> Evaluation | None:
+    if state.held_out is None:
         return None
-    steps = context.config.steps
+    steps = state.config.steps
     # without steps to do, evaluate once
-    steps_left = range(min(context.first, steps - 1), steps)
+    steps_left = range(min(state.first, steps - 1), steps)
     return Evaluation(
-        plan, context.ranks, context.model_stage, worker.comm_plan, context.held_out, steps_left
+        plan, state.ranks, state.model_stage, worker.comm_plan, state.held_out, steps_left
     )
 
 
-def _rebalancing(context: RankContext, plan: TrainingPlan) -> Rebalancing | None:
+def _rebalancing(state: RunState, plan: TrainingPlan) -> Rebalancing | None:
     """The policy that moves devices to other stages; None without ``--rebalance``."""
-    config, rank = context.config, context.ranks.rank
+    config, rank = state.config, state.ranks.rank
     if config.rebalance is None:
         return None
 
     def fits(moved: TrainingPlan) -> bool:
         """Whether the device of this rank holds its part of a plan."""
         memory_bytes = float(moved.cluster.memory_bytes[rank])
-        return context.need is None or context.memory_need(moved, rank).total <= memory_bytes
+        return state.need is None or state.memory_need(moved, rank).total_bytes <= memory_bytes
 
     def report(decision: RebalanceDecision, why_not: str) -> None:
         move = decision.move
         if rank == 0:
-            context.progress.between_steps(
+            state.progress.between_steps(
                 decision.said(why_not),
                 event="move",
                 steps=move.after,
@@ -106,39 +106,37 @@ def _rebalancing(context: RankContext, plan: TrainingPlan) -> Rebalancing | None
             )
 
     return Rebalancing(
-        plan, config.rebalance, config.rebalance_rule, config.steps, context.ranks, fits, report
+        plan, config.rebalance, config.rebalance_rule, config.steps, state.ranks, fits, report
     )
 
 
-def _move(context: RankContext, segment: RunSegment) -> None:
+def _move(state: RunState, segment: RunSegment) -> None:
     """Transfer the state of the new stage to the device that has moved."""
-    rank = context.ranks.rank
-    if context.need is not None:
-        need = context.memory_need(segment.plan, rank)
-        context.need = max(context.need, need, key=lambda need: need.total)
-    if context.time_scale is not None:
-        context.compute = SimulatedCompute(segment.plan, rank, context.time_scale)
+    rank = state.ranks.rank
+    if state.need is not None:
+        need = state.memory_need(segment.plan, rank)
+        state.need = max(state.need, need, key=lambda need: need.total_bytes)
+    if state.time_scale is not None:
+        state.compute = SimulatedCompute(segment.plan, rank, state.time_scale)
     elif rank == segment.target:
         # the weights are transferred, not loaded
-        stage = context.make_model_stage(segment.plan, with_weights=False)
-        context.compute = context.model_stage = stage
-    transfer_state(
-        context.ranks, segment.source, segment.target, context.model_stage, segment.begin
-    )
-    if context.checkpoints is not None:
-        context.checkpoints = context.checkpoints.for_plan(segment.plan, context.model_stage)
+        stage = state.make_model_stage(segment.plan, with_weights=False)
+        state.compute = state.model_stage = stage
+    transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
+    if state.checkpoints is not None:
+        state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)
 
 
 def _run_segment(
-    context: RankContext,
+    state: RunState,
     worker: Worker,
     segment: RunSegment,
     evaluation: Evaluation | None,
     rebalancing: Rebalancing | None,
 ) -> list[StepRecord]:
     """Run the steps of a segment; returns all records with ``--record``, else the last one."""
-    config, progress, checkpoints = context.config, context.progress, context.checkpoints
-    warmup_steps = config.rest if segment.begin == context.first else 0
+    config, progress, checkpoints = state.config, state.progress, state.checkpoints
+    warmup_steps = config.rest if segment.begin == state.first else 0
     records: list[StepRecord] = []
     for record in worker.steps(
         segment.end - segment.begin, first=segment.begin, warmup_steps=warmup_steps
@@ -150,19 +148,19 @@ def _run_segment(
             rebalancing.record_step(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
-        _evaluate(context, evaluation, record.step)
+        _evaluate(state, evaluation, record.step)
         if checkpoints is not None and checkpoints.due(record.step):
             worker.wait_for_averaging()
             checkpoints.save(record.step)
     if not records:
-        _evaluate(context, evaluation, config.steps - 1)
+        _evaluate(state, evaluation, config.steps - 1)
     if worker.rank == 0:
         progress.end(worker.losses)
     return records
 
 
-def _evaluate(context: RankContext, evaluation: Evaluation | None, step: int) -> None:
+def _evaluate(state: RunState, evaluation: Evaluation | None, step: int) -> None:
     """Evaluate after a step, if an evaluation is due; rank 0 reports the results."""
     for result in evaluation.after(step) if evaluation is not None else ():
-        if context.ranks.rank == 0:
-            context.progress.evaluated(result)
+        if state.ranks.rank == 0:
+            state.progress.evaluated(result)

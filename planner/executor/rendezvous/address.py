@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.rendezvous.store import ANY_ADDRESS, BIND
+from planner.executor.transport.store import ANY_ADDRESS, BIND
 from planner.utils.refusal import Refusal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -57,14 +57,14 @@ def reachable_address(store: Store, world: int) -> str:
     On its own node the store's name is often a loopback address (Debian's 127.0.1.1), useless to
     other machines: ranks there listen where others reach the store.
     """
-    matches = configured_address()
-    if matches is not None:
-        return matches
+    if (configured := configured_address()) is not None:
+        return configured
     own, _ = _route_to_store()
     if not _is_loopback(own):
         return own
-    store_address = store.multi_get([f"{REACHED_KEY}/{rank}" for rank in range(world)])
-    return next((t for t in map(bytes.decode, store_address) if t and _is_own(t)), own)
+    values = store.multi_get([f"{REACHED_KEY}/{rank}" for rank in range(world)])
+    published_addresses = [value.decode() for value in values]
+    return next((a for a in published_addresses if a and _is_own(a)), own)
 
 
 def configured_address() -> str | None:
@@ -84,7 +84,7 @@ def configured_address() -> str | None:
         problem = (
             "which is the syntax of NCCL_SOCKET_IFNAME"
             if unknown.startswith(("^", "="))
-            else "which this machine has not, or without an IPv4 address"
+            else "which this machine does not have, or which has no IPv4 address"
         )
         raise Refusal(
             f"{INTERFACE} names {unknown!r}, {problem}; name one of {interfaces or 'none'}"

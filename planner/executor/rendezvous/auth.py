@@ -47,8 +47,8 @@ def authenticate_all(ranks: RankGroup, context_text: str) -> None:
             f"device {names[rank]!r} has another secret than the other devices; {remedy}"
         )
     raise AuthenticationError(
-        f"device {listed(wrong)} does not prove to know the secret of device {names[rank]!r}; "
-        f"{remedy}, and see who else reaches the store"
+        f"{'device' if len(wrong) == 1 else 'devices'} {listed(wrong)} cannot prove the secret of "
+        f"device {names[rank]!r}; {remedy}, and check which processes reach the store"
     )
 
 

@@ -21,10 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from planner.executor.comm.connections import ChannelKind, Connection, ConnectionLost, Connections
 from planner.executor.rendezvous.address import INTERFACE, own_address
 from planner.executor.rendezvous.auth import authenticate_client, authenticate_server
 from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.transport.connections import (
+    ChannelKind,
+    Connection,
+    ConnectionLost,
+    Connections,
+)
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
@@ -34,7 +39,7 @@ CONNECT_S, RANK_S = 10.0, 0.25
 so one that does not answer is unreachable."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix socket."""
-POLL_S, ACCEPT_THREADS = 0.02, 64
+ACCEPT_POLL_S, ACCEPT_THREADS = 0.02, 64
 """Interval of polling, and number of connections accepted in parallel."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """TCP keep-alive: idle seconds, interval and count. There is no limit on unacknowledged data: a
@@ -199,8 +204,8 @@ def _connect(
     if not authenticated:
         connection.close()
         raise ConnectionLost(
-            f"who answers for device {ranks.name(other)!r} at {host} does not know the secret that "
-            f"device {ranks.name(ranks.rank)!r} has; see who else reaches the store",
+            f"the process that answers as device {ranks.name(other)!r} at {host} does not have the "
+            f"secret of device {ranks.name(ranks.rank)!r}; check which processes reach the store",
             ranks.name(other),
         )
     return _configure(connection)
@@ -251,14 +256,15 @@ class Listener:
                 while len(self.accepted) < len(self._expected):
                     if time.monotonic() > until:
                         raise TimeoutError("timed out")
-                    for key, _ in selector.select(POLL_S):
-                        # the peer may have closed already
-                        with suppress(BlockingIOError):
+                    for key, _ in selector.select(ACCEPT_POLL_S):
+                        try:
                             connection, address = key.data.accept()
-                            if connection.family == socket.AF_UNIX and not _same_user(connection):
-                                self._reject(connection, "another user of this machine")
-                                continue
-                            pool.submit(self._handshake, connection, address)
+                        except (BlockingIOError, ConnectionAbortedError):
+                            continue  # the peer has closed already
+                        if connection.family == socket.AF_UNIX and not _same_user(connection):
+                            self._reject(connection, "another user of this machine")
+                            continue
+                        pool.submit(self._handshake, connection, address)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -6,70 +6,48 @@ node's command line names its devices, and ``LOCAL_RANK`` selects one of them.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any, NamedTuple
 
-import numpy as np
-from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.distributed_c10d import Store
-
-from planner.executor.comm.connections import ChannelKind
-from planner.executor.fault_tolerance.failure_detector import (
-    HEARTBEAT_TIMEOUT_S,
-    LATENCIES,
-    FailureDetector,
-)
-from planner.executor.fault_tolerance.shutdown import Shutdown
-from planner.executor.rendezvous.address import (
-    INTERFACE,
-    interface_address,
-    publish_store_address,
-    reachable_address,
-)
-from planner.executor.rendezvous.auth import authenticate_all
-from planner.executor.rendezvous.connect import connections_to
-from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.rendezvous.secret import Secret
-from planner.executor.rendezvous.store import PortTakenError, StoreAddress, StoreMissingError
+from planner.executor.rendezvous.address import INTERFACE, interface_address
 from planner.training_plan.model import TrainingPlan
-from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
 
-WAIT_S = 60.0
-"""Timeout for ranks that have not joined yet."""
 NODE = "GROUP_RANK"
 """Environment variable of torchrun: number of the node; the store is on the first."""
-PORT_TAKEN_TIMEOUT_S = 3.0
 
 
 class RankAssignmentError(Refusal):
     """Processes and plan do not fit together."""
 
 
-class RendezvousTimeout(RuntimeError):
-    """Not all ranks have joined in time."""
-
-
 def local_rank(devices: Sequence[str]) -> int:
     """Number of this process on its node."""
-    value = os.environ.get("LOCAL_RANK")
-    if value is None and len(devices) > 1:
+    if "LOCAL_RANK" not in os.environ and len(devices) > 1:
         raise RankAssignmentError(
             f"--devices names {len(devices)} devices and this is one process; name its own, or "
             "start all of the node with torchrun"
         )
-    return int(value or "0")
+    return environment_number("LOCAL_RANK", 0)
+
+
+def environment_number(name: str, default: int) -> int:
+    """A number that the launcher sets in the environment."""
+    value = os.environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit()):
+        raise RankAssignmentError(
+            f"{name} is {value!r}; it must be a number from 0, as torchrun sets it"
+        )
+    return int(value)
 
 
 def local_device_name(devices: Sequence[str]) -> str:
     """Name of this process before the plan is known."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    return devices[local] if local < len(devices) else f"local process {local}"
+    with suppress(RankAssignmentError):  # raised again by `local_rank`
+        local = environment_number("LOCAL_RANK", 0)
+        return devices[local] if local < len(devices) else f"local process {local}"
+    return devices[0]
 
 
 def assigned_rank(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
@@ -93,7 +71,7 @@ def assigned_rank(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -
     return ids.index(devices[local_rank])
 
 
-def _use_planned_interface(plan: TrainingPlan, rank: int) -> None:
+def use_planned_interface(plan: TrainingPlan, rank: int) -> None:
     """Listen on the plan's interface, unless the environment names one."""
     interface = (plan.cluster.devices.interfaces or ("",) * (rank + 1))[rank]
     if not interface or os.environ.get(INTERFACE):
@@ -104,259 +82,3 @@ def _use_planned_interface(plan: TrainingPlan, rank: int) -> None:
             f"which this machine does not have, or without an address; name another in {INTERFACE}"
         )
     os.environ[INTERFACE] = interface
-
-
-def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
-    """Default heartbeat timeout: 10 s, more with long latencies.
-
-    A heartbeat may queue behind the averaging traffic of its pair, in routers.
-    """
-    latency = plan.cluster.network.latency_s
-    queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
-    latency_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
-    return float(round(max(queue_s, latency_s)))
-
-
-def join(
-    plan: TrainingPlan,
-    devices: Sequence[str],
-    settings: str = "",
-    *,
-    detector: FailureDetector | None = None,
-    wait_s: float = WAIT_S,
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-    elastic_key: str = "",
-    secret: Secret | None = None,
-) -> RankGroup:
-    """Join the rank group as the named device."""
-    rank = assigned_rank(plan, devices, local_rank(devices))
-    _use_planned_interface(plan, rank)
-    names = plan.cluster.network.ids
-    world, name = len(names), names[rank]
-    processes = int(os.environ.get("WORLD_SIZE", world))
-    if processes != world:
-        raise RankAssignmentError(
-            f"the plan has {world} devices but torchrun starts {processes} processes; start one a "
-            "device"
-        )
-    detector = detector or FailureDetector(name, Shutdown())
-    detector.heartbeat_timeout_s = heartbeat_timeout_s
-    shared_properties = {"plan": plan.content_hash[:12], "settings": settings}
-    shared_properties["secret"] = _secret_mode(secret)
-    connection = _connect_to_store(rank, names[0], wait_s)
-    if elastic_key and connection.store.check([elastic_key]):
-        return _rejoin(connection, rank, names, shared_properties, detector, secret)
-    proof_context = f"plan {plan.content_hash} settings {settings}"
-    return _rendezvous(
-        connection, rank, names, shared_properties, detector, wait_s, secret, proof_context
-    )
-
-
-def join_by_name(
-    name: str,
-    settings: str = "",
-    *,
-    detector: FailureDetector,
-    wait_s: float = WAIT_S,
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-    secret: Secret | None = None,
-) -> RankGroup:
-    """Join the rank group where there is no plan yet: ranks are torchrun's."""
-    try:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise Refusal(
-            f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
-        ) from None
-    detector.heartbeat_timeout_s = heartbeat_timeout_s
-    connection = _connect_to_store(rank, "rank 0", wait_s)
-    store = connection.store
-    store.set(f"name/{rank}", name)
-    _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
-    names = tuple(store.get(f"name/{r}").decode() for r in range(world))
-    duplicate = next((each for each in names if names.count(each) > 1), None)
-    if duplicate is not None:
-        raise RankAssignmentError(
-            f"device {duplicate!r} is claimed by two processes; name each device once"
-        )
-    shared_properties = {"settings": settings, "secret": _secret_mode(secret)}
-    return _rendezvous(
-        connection, rank, names, shared_properties, detector, wait_s, secret, f"settings {settings}"
-    )
-
-
-class _StoreConnection(NamedTuple):
-    """The store, and whether this process serves it."""
-
-    address: StoreAddress
-    store: Store
-    serves: bool
-
-
-def _connect_to_store(rank: int, first_rank: str, wait_s: float) -> _StoreConnection:
-    """Connect to the store given by the environment; ``first_rank`` is the rank that serves it."""
-    address = StoreAddress.from_environment()
-    serves = rank == 0 and not address.served_by_launcher
-    return _StoreConnection(address, *_connect(address, wait_s, serves, first_rank))
-
-
-def _rendezvous(
-    connection: _StoreConnection,
-    rank: int,
-    names: tuple[str, ...],
-    shared_properties: Mapping[str, str],
-    detector: FailureDetector,
-    wait_s: float,
-    secret: Secret | None,
-    proof_context: str,
-) -> RankGroup:
-    """All ranks with names, each watched by another one."""
-    address, store, serves = connection
-    world, name = len(names), names[rank]
-    detector.server = "the launcher" if address.served_by_launcher else f"device {names[0]!r}"
-    detector.start_watching(address, serves=serves)
-    if store.add(f"claim/{rank}", 1) > 1:
-        raise RankAssignmentError(
-            f"device {name!r} is claimed by two processes; name each device once"
-        )
-    detector.watch_rank(rank, (rank + 1) % world, names[(rank + 1) % world])
-    _require_same_settings(store, name, shared_properties)
-    publish_store_address(store, rank)
-    _wait_for_all(store, rank, names, wait_s)
-    if address.served_by_launcher:
-        on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
-        detector.server = f"the node of device {on_first[0]!r}" if on_first else detector.server
-    ranks = RankGroup(
-        rank, world, store, names, detector, secret=secret, address=reachable_address(store, world)
-    )
-    if secret is not None:
-        authenticate_all(ranks, proof_context)
-    connect_ring(ranks)
-    return ranks
-
-
-def _rejoin(
-    connection: _StoreConnection,
-    rank: int,
-    names: tuple[str, ...],
-    shared_properties: Mapping[str, str],
-    detector: FailureDetector,
-    secret: Secret | None,
-) -> RankGroup:
-    """Send heartbeats, and nothing else yet."""
-    detector.server = "the launcher" if connection.address.served_by_launcher else repr(names[0])
-    detector.start_watching(connection.address, serves=connection.serves)
-    detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
-    _require_same_settings(connection.store, names[rank], shared_properties)
-    detector.watch_rank(rank, rank, names[rank])
-    address = reachable_address(connection.store, len(names))
-    return RankGroup(
-        rank,
-        len(names),
-        connection.store,
-        names,
-        detector,
-        joins_late=True,
-        secret=secret,
-        address=address,
-    )
-
-
-def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
-    """Heartbeat connections to both neighbours of this rank, while held.
-
-    Returns
-    -------
-    dict
-        Connections, and the names of their devices.
-    """
-    neighbours = {(ranks.rank + step) % ranks.world_size for step in (1, -1)} - {ranks.rank}
-    channels = {(ChannelKind.HEARTBEAT, other) for other in neighbours}
-    opened = ranks.resources.enter_context(connections_to(ranks, channels, "ring"))
-    heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
-    assert ranks.detector is not None
-    ranks.resources.enter_context(ranks.detector.watching(heartbeats))
-    return heartbeats
-
-
-def _connect(
-    address: StoreAddress, wait_s: float, serves: bool, first_rank: str
-) -> tuple[Store, bool]:
-    """The store, and whether this process serves it."""
-    if serves:
-        try:
-            return address.connect(wait_s, serve=True), True
-        except PortTakenError as error:
-            # another process may have claimed the first device
-            with suppress(StoreMissingError):
-                return address.connect(min(wait_s, PORT_TAKEN_TIMEOUT_S)), False
-            raise PortTakenError(f"{error}; name another MASTER_PORT on all nodes") from None
-    try:
-        return address.connect(wait_s), False
-    except StoreMissingError as error:
-        if address.served_by_launcher:
-            raise
-        raise StoreMissingError(
-            f"{error}; device {first_rank!r} serves it: start that one too, and name its node in "
-            "MASTER_ADDR"
-        ) from None
-
-
-def _require_same_settings(store: Store, name: str, settings: Mapping[str, str]) -> None:
-    """All ranks must have the same settings as the first one."""
-    text = store.compare_set("told", "", json.dumps({**settings, "device": name}))
-    first_rank = json.loads(text.decode())
-    for what, remedy in (
-        ("plan", "give every node the same plan file"),
-        ("secret", "give every node the same --secret-file"),
-    ):
-        if what in settings and first_rank[what] != settings[what]:
-            raise RankAssignmentError(
-                f"device {name!r} has {what} {settings[what]} but device "
-                f"{first_rank['device']!r} has {first_rank[what]}; {remedy}"
-            )
-    ours, theirs = (
-        json.loads(settings["settings"] or "{}"),
-        json.loads(first_rank["settings"] or "{}"),
-    )
-    for option in [*ours, *(theirs.keys() - ours.keys())]:
-        # as text, since nan != nan
-        if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
-            flag = f"--{option.replace('_', '-')}"
-            raise RankAssignmentError(
-                f"device {name!r} was given {_format_option(flag, ours.get(option))} but device "
-                f"{first_rank['device']!r} {_format_option(flag, theirs.get(option))}; start every "
-                "node with the same options"
-            )
-
-
-def _format_option(flag: str, value: Any) -> str:
-    """An option and its value, as on the command line."""
-    if value is None or value is False or value == []:
-        return f"no {flag}"
-    if value is True:
-        return flag
-    values = value if isinstance(value, list) else [value]
-    return " ".join(map(str, [flag, *values]))
-
-
-def _secret_mode(secret: Secret | None) -> str:
-    """Whether a rank has a secret, which ranks compare before they prove it."""
-    return "none" if secret is None else "file"
-
-
-def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:
-    store.set(f"here/{rank}", os.environ.get(NODE, "0"))
-    keys = [f"here/{r}" for r in range(len(names))]
-    try:
-        store.wait(keys, timedelta(seconds=wait_s))
-    except DistNetworkError:
-        raise
-    except DistStoreError:
-        missing = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
-        if missing:
-            raise RendezvousTimeout(
-                f"device {listed(missing)} did not come within "
-                f"{wait_s:g} s ({len(missing)} of {len(names)} missing); start all, "
-                "and see what they print; --wait allows for longer"
-            ) from None

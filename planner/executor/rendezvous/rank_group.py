@@ -7,7 +7,7 @@ wait for messages of their peers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -18,12 +18,16 @@ from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.secret import Secret
+from planner.executor.rendezvous.store_collectives import StoreCollectives
 
+ALL_LEFT_KEY = "left/all"
 TIMEOUT = timedelta(minutes=10)
 """Timeout without a failure detector."""
 LONG_TIMEOUT = timedelta(days=1)
 """Timeout with a failure detector: others may compute for long."""
 LEAVE_TIMEOUT = timedelta(seconds=10)
+JOIN_S = 2.0
+"""Timeout for threads whose connections are closed: they must not outlive a generation."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,11 @@ class RankGroup:
         Connections that stay open until the end of the run.
     rank_lost
         Fails when a rank of an elastic run is lost; None if a loss ends the run.
-    interruptible_wait
-        Context for waiting for keys of the store, which the loss of a rank interrupts.
+    interruptible_get
+        Waits for keys of the store and returns their values, unless a rank is lost; None if a loss
+        ends the run.
+    key_prefix
+        Prefix of its keys in the store of the run.
     joins_late
         Whether the other ranks have started without this one.
     secret
@@ -63,13 +70,18 @@ class RankGroup:
     detector: FailureDetector | None = None
     resources: ExitStack = field(default_factory=ExitStack, compare=False)
     rank_lost: ErrorLatch | None = None
-    interruptible_wait: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: (
-        nullcontext()
-    )
+    interruptible_get: Callable[[Sequence[str]], list[bytes]] | None = None
+    key_prefix: str = ""
     joins_late: bool = False
     secret: Secret | None = None
     address: str = ""
-    _gathered: list[str] = field(default_factory=list, compare=False, repr=False)
+    collectives: StoreCollectives = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        collectives = StoreCollectives(
+            self.store, self.rank, self.world_size, self._wait, self._get, self.delete_keys
+        )
+        object.__setattr__(self, "collectives", collectives)
 
     @property
     def _timeout(self) -> timedelta:
@@ -79,7 +91,9 @@ class RankGroup:
     def error_latch(self) -> Iterator[ErrorLatch]:
         """Context with an error latch for its threads.
 
-        The latch fails if the run is aborted or a rank is lost, and when the context ends.
+        The latch fails if the run is aborted or a rank is lost, and when the context ends, which
+        waits for the threads. Enter it before their connections are opened, so that it ends after
+        they are closed.
         """
         error_latch, rank_lost = ErrorLatch(), self.rank_lost
         shutdown = None if self.detector is None else self.detector.shutdown
@@ -97,6 +111,7 @@ class RankGroup:
             end()
             if shutdown is not None:
                 shutdown.remove_callback(end)
+            error_latch.join_threads(JOIN_S)
 
     def name(self, rank: int) -> str:
         """Device name of a rank."""
@@ -107,42 +122,53 @@ class RankGroup:
 
         The keys are deleted by the next call, unless ``keep`` is true.
         """
-        own_key = f"{name}/{self.rank}"
-        self.store.set(own_key, text)
-        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
-        self.wait(keys)
-        # all ranks have entered this call, so all have read the texts of the previous one
-        while self._gathered:
-            self.store.delete_key(self._gathered.pop())
-        if not keep:
-            self._gathered.append(own_key)
-        return [value.decode() for value in self.store.multi_get(keys)]
+        return self.collectives.all_gather(name, text, keep=keep)
 
     def barrier(self, name: str) -> None:
         """Wait until all ranks have called this; ``name`` is used once."""
-        if self.store.add(f"{name}/count", 1) == self.world_size:
-            self.store.set(f"{name}/all", "")
-        self.wait([f"{name}/all"])
+        self.collectives.barrier(name)
 
-    def wait(self, keys: Sequence[str]) -> None:
-        """Wait until keys of the store have values."""
-        with self.interruptible_wait(keys):
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        """Delete keys that no rank will read: in the background, if there is a failure detector."""
+        if self.detector is None or not self.detector.has_heartbeat:
+            for key in keys:
+                self.store.delete_key(key)
+            return
+        names = [self.key_prefix + key for key in keys]
+
+        def delete(store: Store) -> None:
+            for name in names:
+                store.delete_key(name)
+
+        self.detector.heartbeat.run_later(delete)
+
+    def _wait(self, keys: Sequence[str]) -> None:
+        if self.interruptible_get is None:
             self.store.wait(list(keys), self._timeout)
+        else:
+            self.interruptible_get(keys)
+
+    def _get(self, keys: Sequence[str]) -> list[bytes]:
+        if self.interruptible_get is not None:
+            return self.interruptible_get(keys)
+        self.store.wait(list(keys), self._timeout)
+        values: list[bytes] = self.store.multi_get(list(keys))
+        return values
 
     def leave(self) -> None:
         """Wait for all ranks after the last step, and close connections.
 
         The process that serves the store returns last.
         """
-        self.barrier("parting")
+        self.barrier("leaving")
         if self.detector is not None:
             self.detector.stop_watching()
-        if self.store.add("parted", 1) == self.world_size:
-            self.store.set("parted/all", "")
+        if self.store.add("left/count", 1) == self.world_size:
+            self.store.set(ALL_LEFT_KEY, "")
         # close connections after all ranks have finished; all work is done, so wait for a silent
         # rank for a limited time only
         with suppress(DistError):
-            self.store.wait(["parted/all"], LEAVE_TIMEOUT)
+            self.store.wait([ALL_LEFT_KEY], LEAVE_TIMEOUT)
         self.resources.close()
 
 

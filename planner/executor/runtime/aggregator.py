@@ -35,7 +35,7 @@ class Aggregator(ModelFree):
         return self._vector.nbytes
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Does nothing."""
+        """There is nothing to prepare."""
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Not called: it has no operations."""
@@ -51,4 +51,4 @@ class Aggregator(ModelFree):
         return 0
 
     def update(self, norm: float | None) -> None:
-        """Does nothing."""
+        """There are no parameters."""

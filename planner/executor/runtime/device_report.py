@@ -43,8 +43,8 @@ def device_reports(
         "device": ranks.name(ranks.rank),
         "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else compute.held_bytes,
         "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
-        "planned_bytes": round(need.planned),
-        "expected_bytes": round(need.total),
+        "planned_bytes": round(need.planned_bytes),
+        "expected_bytes": round(need.total_bytes),
         "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
         "microbatches": worker.microbatches,
     }

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.comm_plan import CommPlan
-from planner.executor.comm.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.executor.comm.p2p import Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import P2PSchedule
 from planner.executor.data.consistency import require_same_data
+from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
-from planner.executor.data.options import Data
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
+from planner.executor.transport.connections import ChannelKind, duplex_channels, duplex_keys
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 
-LARGEST = 700.0
+MAX_EXPONENT = 700.0
 """Largest loss whose perplexity fits into a float."""
 
 
@@ -55,7 +55,7 @@ class EvaluationResult:
     @property
     def perplexity(self) -> float:
         """Perplexity, as far as a float can hold it."""
-        return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
+        return math.exp(min(self.loss, MAX_EXPONENT)) if math.isfinite(self.loss) else self.loss
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def evaluation_data(
     plan: TrainingPlan,
     ranks: RankGroup,
     model_stage: ModelStage | None,
-    data: Data,
+    data: DataConfig,
     *,
     every: int,
     batches: int,
@@ -124,10 +124,12 @@ class Evaluation:
 
     def __enter__(self) -> Self:
         """Open connections; a collective call."""
-        keys = duplex_keys(ChannelKind.PIPELINE, {d for t in self._p2p_schedules for d in t.peers})
+        keys = duplex_keys(
+            ChannelKind.PIPELINE, {d for p2p in self._p2p_schedules for d in p2p.peers}
+        )
+        error_latch = self._resources.enter_context(self._ranks.error_latch())
         opened = self._resources.enter_context(connections_to(self._ranks, keys, "evaluation"))
         channels = duplex_channels(opened, ChannelKind.PIPELINE, self._ranks.rank)
-        error_latch = self._resources.enter_context(self._ranks.error_latch())
         if self._model_stage is not None:
             # all schedules in turn, each with all batches, at every evaluation
             rounds = [schedule for schedule in self._p2p_schedules for _ in range(self._batches)]

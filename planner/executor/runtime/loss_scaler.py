@@ -7,13 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.utils.refusal import Refusal
 from planner.workload.workload import Workload
 
 INIT_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
 """Defaults of GradScaler."""
 SCALE, GROWTH_TRACKER = "loss_scale/scale", "loss_scale/growth_tracker"
 """Names in checkpoints."""
+
+
+class TrainingDiverged(RuntimeError):
+    """Gradients overflow with every loss scale, on all ranks alike."""
 
 
 class LossScaler:
@@ -35,7 +38,7 @@ class LossScaler:
             self.scale *= BACKOFF_FACTOR
             self._growth_tracker = 0
             if self.scale < 1:
-                raise Refusal(
+                raise TrainingDiverged(
                     "gradients overflow fp16 even with a loss scale of 1; lower the learning rate, "
                     "or plan with --precision fp32 (or bf16 on GPUs that have it)"
                 )

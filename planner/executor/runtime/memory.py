@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.codec import WireFormat, message_length
 from planner.executor.comm.device_identity import gpu_identity, machine_id
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import has_head
 from planner.network.gpus import USABLE as GPU_USABLE
@@ -41,27 +41,27 @@ class MemoryNeed:
 
     Attributes
     ----------
-    stage
+    stage_bytes
         Bytes of its stage and microbatches as in the plan, by purpose.
     extra_bytes
         Additional bytes where it computes, by purpose.
-    host
+    host_bytes
         Host memory of a rank that computes on a GPU.
     """
 
-    stage: Mapping[str, float]
+    stage_bytes: Mapping[str, float]
     extra_bytes: Mapping[str, float]
-    host: float = 0.0
+    host_bytes: float = 0.0
 
     @property
-    def planned(self) -> float:
+    def planned_bytes(self) -> float:
         """Bytes of its stage and microbatches."""
-        return sum(self.stage.values())
+        return sum(self.stage_bytes.values())
 
     @property
-    def total(self) -> float:
+    def total_bytes(self) -> float:
         """Bytes where it computes."""
-        return self.planned + sum(self.extra_bytes.values())
+        return self.planned_bytes + sum(self.extra_bytes.values())
 
 
 def memory_need(
@@ -160,8 +160,8 @@ class MemoryClaim:
 
     memory: str
     name: str
-    need: float
-    available: float
+    need_bytes: float
+    available_bytes: float
     usable_share: float
     parts: Mapping[str, float]
 
@@ -176,17 +176,19 @@ def memory_claims(ranks: RankGroup, need: MemoryNeed, device: torch.device) -> l
         torch.cuda.mem_get_info(device)
     if not ranks.joins_late:
         ranks.barrier("memory/begun")
-    parts = {**need.stage, **need.extra_bytes}
+    parts = {**need.stage_bytes, **need.extra_bytes}
     machine = machine_id()
     machine_name = "this machine's memory"
     if device.type != "cuda":
-        return [MemoryClaim(machine, machine_name, need.total, available_bytes(), USABLE, parts)]
+        return [
+            MemoryClaim(machine, machine_name, need.total_bytes, available_bytes(), USABLE, parts)
+        ]
     free, _ = torch.cuda.mem_get_info(device)
     name, gpu = gpu_identity(device)
-    pinned = {"copies for the network": need.host}
+    pinned = {"copies for the network": need.host_bytes}
     return [
-        MemoryClaim(gpu, name, need.total, float(free), GPU_USABLE, parts),
-        MemoryClaim(machine, machine_name, need.host, available_bytes(), USABLE, pinned),
+        MemoryClaim(gpu, name, need.total_bytes, float(free), GPU_USABLE, parts),
+        MemoryClaim(machine, machine_name, need.host_bytes, available_bytes(), USABLE, pinned),
     ]
 
 
@@ -201,8 +203,8 @@ def require_memory(ranks: RankGroup, claims: Sequence[MemoryClaim]) -> None:
         for claim in (MemoryClaim(**fields) for fields in json.loads(text)):
             pools.setdefault(claim.memory, {})[rank] = claim
     for pool in pools.values():
-        available = min(claim.available for claim in pool.values())
-        total = sum(claim.need for claim in pool.values())
+        available = min(claim.available_bytes for claim in pool.values())
+        total = sum(claim.need_bytes for claim in pool.values())
         first = min(pool)
         if total <= pool[first].usable_share * available:
             continue
@@ -213,12 +215,12 @@ def require_memory(ranks: RankGroup, claims: Sequence[MemoryClaim]) -> None:
 
 def _refusal(name: str, claim: MemoryClaim, sharing: int, total: float) -> str:
     parts = [f"{part} {size / 1e9:.3g}" for part, size in claim.parts.items() if size]
-    own = f"{claim.need / 1e9:.3g} GB ({', '.join(parts)})"
+    own = f"{claim.need_bytes / 1e9:.3g} GB ({', '.join(parts)})"
     who = f"device {name!r} needs {own}"
     if sharing > 1:
         who += f" and with {sharing - 1} more that share it {total / 1e9:.3g} GB"
     return (
-        f"{who} of {claim.name}, which has {claim.available / 1e9:.3g} GB free, "
+        f"{who} of {claim.name}, which has {claim.available_bytes / 1e9:.3g} GB free, "
         f"{claim.usable_share:.0%} of it to be used; plan for less (--memory-gb, "
         "--recompute all, fewer --microbatch-samples), or start fewer ranks here"
     )

@@ -12,13 +12,19 @@ from torch import Tensor, nn
 
 from planner.executor.comm.device_backend import HOST, DeviceBackend, make_backend
 from planner.executor.comm.p2p_schedule import Message
+from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
-from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.runtime.activation_codec import ActivationCodec, require_planned_sizes
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.outer_optimizer import MEAN, CountedWeights, OuterSGD, PlannedWeights
+from planner.executor.runtime.outer_optimizer import (
+    MEAN,
+    CountedWeights,
+    OuterSGD,
+    PlannedWeights,
+    SampleWeights,
+)
 from planner.executor.runtime.precision import TORCH_DTYPES, LowPrecisionModule, set_precision
 from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.training_plan.choices import Wiring
@@ -113,7 +119,7 @@ class ModelStage:
         device: torch.device,
         optimizer_config: OptimizerConfig,
         *,
-        data: Data = SYNTHETIC,
+        data: DataConfig = SYNTHETIC,
         load_weights: LoadWeights | None = None,
         count_samples: bool = False,
         backend: DeviceBackend | None = None,
@@ -149,7 +155,7 @@ class ModelStage:
         self.optimizer = optimizer_config.make(self.parameters)
         self.tied_values = tied_values(plan, stage)
         self._gradients = _flatten_gradients(self._parameters_in_averaging_order())
-        self._sample_weights: PlannedWeights | CountedWeights = PlannedWeights(plan, rank)
+        self._sample_weights: SampleWeights = PlannedWeights(plan, rank)
         if count_samples or plan.wiring is Wiring.STOCHASTIC:
             self._sample_weights = CountedWeights(plan, rank)
         self._gradients_on_host = False
@@ -384,6 +390,10 @@ class ModelStage:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name; a tied matrix once."""
+        return dict(self._parameters_by_name)
+
+    @cached_property
+    def _parameters_by_name(self) -> dict[str, nn.Parameter]:
         modules = nn.ModuleDict({"stage": self.stage})
         if self.head is not None:
             modules["head"] = self.head
@@ -447,13 +457,14 @@ class ModelStage:
         return torch.stack(losses).sum()
 
     def _chunks(self, activations: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Activations and targets of as many tokens as have their logits in memory at a time."""
+        """Activations and targets, split into chunks of `Architecture.head_tokens` tokens."""
         size = self._arch.head_tokens(len(activations))
         parts = (torch.split(tensor, size, dim=1) for tensor in (activations, targets))
         return zip(*parts, strict=True)
 
     def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
         microbatch_activations = self._activations[microbatch]
+        is_last_stage = received is None
         if received is None:
             assert microbatch_activations.output is not None
             received = microbatch_activations.output.detach()
@@ -461,21 +472,34 @@ class ModelStage:
             self._activations[microbatch] = microbatch_activations._replace(output=None)
         tokens = self._tokens.pop(microbatch, None)
         targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
-        gradients = [self._head_gradient(*chunk) for chunk in self._chunks(received, targets)]
-        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
-        self._head_gradients[microbatch] = gradient
+        loss, gradient = self.head_loss_and_gradient(received, targets)
+        assert self._loss is not None
+        self._loss += loss
+        if is_last_stage:  # B is next here; otherwise the gradient is sent away
+            self._head_gradients[microbatch] = gradient
         return gradient
 
-    def _head_gradient(self, received: Tensor, targets: Tensor) -> Tensor:
-        """Run head and loss forward and backward; returns the gradient of the activations."""
-        assert self._loss is not None and self.low_precision_head is not None
-        activations = received.detach().requires_grad_()
-        loss = self.low_precision_head(activations, targets) / self.batch_tokens
+    def head_loss_and_gradient(self, received: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Run head and loss forward and backward, chunk by chunk.
+
+        Returns
+        -------
+        tuple[Tensor, Tensor]
+            The microbatch's part of the mean loss, and the gradient of the activations.
+        """
+        assert self.low_precision_head is not None
         scale = self.loss_scale
-        torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
-        self._loss += loss.detach()
-        assert activations.grad is not None
-        return activations.grad
+        losses, gradients = [], []
+        for part, targets_of_part in self._chunks(received, targets):
+            activations = part.detach().requires_grad_()
+            loss = self.low_precision_head(activations, targets_of_part) / self.batch_tokens
+            # frees the logits before those of the next chunk are computed
+            torch.autograd.backward(loss, None if scale is None else torch.full_like(loss, scale))
+            assert activations.grad is not None
+            losses.append(loss.detach())
+            gradients.append(activations.grad)
+        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
+        return torch.stack(losses).double().sum(), gradient
 
     def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
         input_leaf, output = self._activations.pop(microbatch)

@@ -43,9 +43,9 @@ class OptimizerConfig:
     warmup
         Steps of linear warm-up.
     schedule_steps
-        ``is_cosine``: steps until the lowest rate, including warm-up; 0 otherwise.
+        ``schedule=cosine``: steps until the lowest rate, including warm-up; 0 otherwise.
     min_lr_ratio
-        ``is_cosine``: lowest rate over highest.
+        ``schedule=cosine``: lowest rate over highest.
     weight_decay
         AdamW's, of matrices and embeddings; norms and biases have none.
     """

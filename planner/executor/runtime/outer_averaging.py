@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import enum
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.p2p import Sender
-from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
+from planner.executor.comm.stage_averager import StageAverager
+from planner.executor.rendezvous.rank_group import JOIN_S, RankGroup
+from planner.executor.runtime.records import OperationRecord, StepRecord
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.step_committer import StepCommitter
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 
 
@@ -63,7 +64,7 @@ class OuterAveraging:
         self._background: Future[float] | None = None
         self._begin_s = 0.0
 
-    def start(self, links: AllReduceLinks, sender: Sender) -> None:
+    def set_links(self, links: AllReduceLinks, sender: Sender) -> None:
         """Set the connections for the following steps."""
         self._links, self._sender = links, sender
 
@@ -72,7 +73,9 @@ class OuterAveraging:
         vector = self._pseudo_gradient(record.step)
         if self._averaging.peers:
             begin_s = time.monotonic()
-            record.ops.append((-1, self._ranks.rank, "A", begin_s, self._average(vector)))
+            record.ops.append(
+                OperationRecord(-1, self._ranks.rank, "A", begin_s, self._average(vector))
+            )
         self._apply_outer_step(record.step)
         record.end_s = time.monotonic()
 
@@ -82,7 +85,9 @@ class OuterAveraging:
         self.pending_step = step
         if self._averaging.peers:
             self._begin_s = time.monotonic()
-            self._background = ThreadPoolExecutor(1, "averaging").submit(self._average, vector)
+            executor = ThreadPoolExecutor(1, "averaging")
+            self._background = executor.submit(self._average, vector)
+            executor.shutdown(wait=False)
 
     def finish(self, record: StepRecord) -> None:
         """Apply the outer step that an earlier step has started, if any.
@@ -93,7 +98,7 @@ class OuterAveraging:
             return
         if self._background is not None:
             end_s = self._background.result()
-            record.ops.append((-1, self._ranks.rank, "A", self._begin_s, end_s))
+            record.ops.append(OperationRecord(-1, self._ranks.rank, "A", self._begin_s, end_s))
             self._background = None
         self._apply_outer_step(self.pending_step)
         self.pending_step = None
@@ -124,6 +129,11 @@ class OuterAveraging:
         """Wait for averaging in the background."""
         if self._background is not None:
             self._background.result()
+
+    def close(self) -> None:
+        """Wait until averaging in the background has ended, after its connections are closed."""
+        if self._background is not None:
+            wait([self._background], JOIN_S)
 
     def _average(self, vector: Tensor) -> float:
         return self._averaging.run(lambda on_device: vector, self._links, self._sender)

@@ -15,6 +15,7 @@ their gradient is the mean over all their samples, and so is the weight of their
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -28,7 +29,55 @@ SAMPLES, PSEUDO_GRADIENT_SAMPLES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
-class PlannedWeights:
+class SampleWeights(ABC):
+    """Weights of a device's samples in averages; by default nothing is counted.
+
+    Attributes
+    ----------
+    pseudo_gradient_samples
+        Microbatches of the pseudo-gradient that is averaged, or was last, where they are counted.
+    """
+
+    pseudo_gradient_samples = 0
+
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:  # noqa: B027
+        """Continue with the plan of the remaining devices."""
+
+    def begin(self, schedule: Schedule) -> None:  # noqa: B027
+        """Start a step."""
+
+    def count_microbatch(self) -> None:  # noqa: B027
+        """Count a microbatch of the device."""
+
+    def commit_step(self) -> None:  # noqa: B027
+        """Add the counts of the step, whose update is applied and not repeated."""
+
+    def take_snapshot(self) -> None:  # noqa: B027
+        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
+
+    def commit_outer_step(self) -> None:  # noqa: B027
+        """The outer step was applied."""
+
+    def reset_counts(self) -> None:  # noqa: B027
+        """Discard the counts."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Restore `state`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Its part of a checkpoint."""
+        return {}
+
+    @abstractmethod
+    def gradient_scale(self, step: int) -> float | None:
+        """Factor from a sum over samples, divided by the batch, to the device's own mean."""
+
+    @abstractmethod
+    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
+        """The device's share of its stage's samples since the last outer step."""
+
+
+class PlannedWeights(SampleWeights):
     """Sample weights from the planned number of microbatches of a device and its stage.
 
     In two-frequency averaging, the devices that average gradients in every step count as one.
@@ -38,8 +87,6 @@ class PlannedWeights:
     pseudo_gradient_samples
         0: samples are not counted.
     """
-
-    pseudo_gradient_samples = 0
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
@@ -52,34 +99,6 @@ class PlannedWeights:
             sum(counts[d] for d in lockstep_devices(plan, rank)) for counts in backward_counts
         ]
         self._stage_microbatches = [sum(counts[d] for d in stage) for counts in backward_counts]
-
-    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
-        """Does nothing: there is no other plan."""
-
-    def begin(self, schedule: Schedule) -> None:
-        """Does nothing: microbatches are not counted."""
-
-    def count_microbatch(self) -> None:
-        """Does nothing."""
-
-    def commit_step(self) -> None:
-        """Does nothing."""
-
-    def take_snapshot(self) -> None:
-        """Does nothing."""
-
-    def commit_outer_step(self) -> None:
-        """Does nothing."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Empty: everything follows from the plan."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing."""
-
-    def reset_counts(self) -> None:
-        """Does nothing."""
 
     def gradient_scale(self, step: int) -> float | None:
         """Factor from a sum over samples, divided by the batch, to the device's own mean."""
@@ -96,7 +115,7 @@ class PlannedWeights:
         return own / stage if stage else 0.0
 
 
-class CountedWeights:
+class CountedWeights(SampleWeights):
     """Sample weights from counted microbatches, if the plan does not determine them.
 
     With stochastic routing through every stage the total is known. In elastic runs the remaining

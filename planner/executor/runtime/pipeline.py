@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from planner.executor.comm.connections import Connection
 from planner.executor.comm.device_backend import DeviceBackend, Event
 from planner.executor.comm.p2p import ReceivedMessage, Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import Operations, StageRuntime
+from planner.executor.transport.connections import Connection
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation
 
@@ -85,7 +85,7 @@ class FixedPipeline:
         )
 
     def finish(self) -> None:
-        """Does nothing: all messages have been received."""
+        """All messages have been received."""
 
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
@@ -153,7 +153,7 @@ class IssuedOperation(NamedTuple):
         if self.sent is not None:
             record.sent(*self.sent, end_s)
         kind, microbatch = self.operation
-        record.ops.append((microbatch, rank, kind, start_s, end_s))
+        record.ops.append(OperationRecord(microbatch, rank, kind, start_s, end_s))
         if self.received is not None:
             received = self.received
             record.received(received.message, received.tensor.nbytes, received.arrived_s)

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from planner.executor.comm.losses import LossCollector
 from planner.executor.runtime.evaluate import EvaluationResult
-from planner.executor.runtime.flops_counter import FlopsCounter, summary
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.flops_counter import FlopsCounter
+from planner.executor.runtime.records import StepRecord, finite_or_none
+from planner.executor.runtime.run_summary import summary
 
 
 class KnownLosses(Protocol):
@@ -133,11 +134,6 @@ class Progress:
 
     def _emit(self, text: str, **event: Any) -> None:
         if self.events:
-            # JSON has no NaN or infinity
-            values = {name: None if _diverged(value) else value for name, value in event.items()}
+            values = {name: finite_or_none(value) for name, value in event.items()}
             text = json.dumps(values, allow_nan=False)
         print(text, flush=True)
-
-
-def _diverged(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

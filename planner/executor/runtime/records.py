@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.utils.atomic_write import write_text
 
-Record = tuple[int, int, str, float, float]
-"""``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
+
+class OperationRecord(NamedTuple):
+    """An operation; A and U have microbatch -1."""
+
+    microbatch: int
+    device: int
+    kind: str
+    start_s: float
+    end_s: float
+
 
 MessageRecord = tuple[int, str, int, int, int, float | None, float | None]
 """``(microbatch, kind, source, destination, bytes, handed_over_s, arrived_s)``.
@@ -44,7 +53,7 @@ class StepRecord:
     is_warmup: bool
     begin_s: float = 0.0
     end_s: float = 0.0
-    ops: list[Record] = field(default_factory=list)
+    ops: list[OperationRecord] = field(default_factory=list)
     messages: list[MessageRecord] = field(default_factory=list)
     routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gradient_norm: float | None = None
@@ -74,9 +83,14 @@ class StepRecord:
             "ops": self.ops,
             "messages": self.messages,
             "routes": self.routes,
-            "norm": self.gradient_norm,
+            "norm": finite_or_none(self.gradient_norm),
             "loss_scale": self.loss_scale,
         }
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value; None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.training_plan.schedule import Schedule
 
 
@@ -73,19 +72,6 @@ class StageRuntime(Operations, Protocol):
         none."""
 
 
-class StepCommitter(Protocol):
-    """Decides with all ranks whether a step counts, before any of them applies its update."""
-
-    def abort_on(self, error_latch: ErrorLatch) -> None:
-        """Abort a pending decision when a connection fails."""
-
-    def commit_step(self, step: int, loss: float | None) -> None:
-        """Wait for the decision on a step."""
-
-    def commit_outer_step(self, step: int) -> None:
-        """Wait for the decision on the outer step after a step."""
-
-
 class ModelFree:
     """Base of stage runtimes without a model: a vector to average, and no optimizer."""
 
@@ -98,22 +84,22 @@ class ModelFree:
         return self._vector
 
     def unscale(self) -> None:
-        """Does nothing."""
+        """There is no loss scale."""
 
     def samples(self) -> int:
         """0: samples are not counted."""
         return 0
 
     def take_snapshot(self) -> None:
-        """Does nothing."""
+        """There are no parameters."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector
 
     def outer_step(self) -> None:
-        """Does nothing: the plan counts no time for it."""
+        """Takes no time, as in the plan."""
 
     def loss(self) -> float | None:
-        """None."""
+        """There is none."""
         return None

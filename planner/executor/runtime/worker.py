@@ -9,20 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
-from planner.executor.comm.averaging import StageAverager
 from planner.executor.comm.comm_plan import CommPlan
-from planner.executor.comm.connections import (
-    REVERSE,
-    ChannelKind,
-    Connection,
-    Connections,
-    DuplexChannels,
-    duplex_channels,
-)
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.ready_hint import ReadyHint
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.comm.tcp_tuning import (
     disable_slow_start_after_idle,
     grow_windows,
@@ -34,8 +26,17 @@ from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
-from planner.executor.runtime.records import StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime, StepCommitter
+from planner.executor.runtime.records import OperationRecord, StepRecord
+from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.step_committer import StepCommitter
+from planner.executor.transport.connections import (
+    REVERSE,
+    ChannelKind,
+    Connection,
+    Connections,
+    DuplexChannels,
+    duplex_channels,
+)
 from planner.training_plan.model import TrainingPlan
 
 
@@ -123,7 +124,7 @@ class Worker:
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """See the class."""
+        """Bytes sent by averaging and pipeline, by destination."""
         totals = dict(self._earlier_sent_bytes)
         for channels in self._channels.values():
             for destination, connection in channels.outgoing.items():
@@ -163,8 +164,9 @@ class Worker:
             del schedule_ids[0]
             numbers = numbers[1:]
         with ExitStack() as resources:
-            connections = self._connect(resources)
+            resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
+            connections = self._connect(resources)
             self._open_links(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
@@ -200,7 +202,7 @@ class Worker:
             self._watch_heartbeats(_connections_of_kind(connections, ChannelKind.HEARTBEAT))
         )
         if any(uses_network(connection) for connection in connections.values()):
-            resources.enter_context(disable_slow_start_after_idle(on_exit=self._restore_on_exit))
+            disable_slow_start_after_idle()
         grow_windows(self._channels.values(), self.comm_plan.bandwidth_delay_bytes())
         return connections
 
@@ -223,7 +225,7 @@ class Worker:
         )
         self._links = AllReduceLinks(self._channels[ChannelKind.AVERAGING], error_latch)
         self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
-        self._outer.start(self._links, self._sender)
+        self._outer.set_links(self._links, self._sender)
 
     def _close_links(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
@@ -253,10 +255,6 @@ class Worker:
             return nullcontext()
         return detector.watching({c: self.ranks.name(peer) for peer, c in connections.items()})
 
-    def _restore_on_exit(self, restore: Callable[[], None]) -> None:
-        if self.ranks.detector is not None:
-            self.ranks.detector.shutdown.on_exit(restore)
-
     def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
         """Operations, averaging and updates of one step."""
         self._compute.begin(record.step, self.plan.schedules[schedule_id])
@@ -265,7 +263,7 @@ class Worker:
             self._local_step(record)
         else:
             self._average_and_update(record)
-        self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+        self.microbatches += sum(op.kind == "B" for op in record.ops)
 
     def _run_operations(self, record: StepRecord, index: int, schedule_id: int) -> None:
         ready_hint = self._ready_hint
@@ -308,12 +306,12 @@ class Worker:
             return
         if self._time_scale is not None:
             # simulated compute has no gradients, only messages
-            norm.clip(vector[:0], self._norm_connections)
+            norm.norm_and_clip(vector[:0], self._norm_connections)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
-        skip = 0 if on_first_stage else self._compute.tied_values
-        record.gradient_norm = norm.clip(vector, self._norm_connections, skip)
+        uncounted_values = 0 if on_first_stage else self._compute.tied_values
+        record.gradient_norm = norm.norm_and_clip(vector, self._norm_connections, uncounted_values)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -349,14 +347,14 @@ class Worker:
         if averaging.peers:
             begin_s = time.monotonic()
             end_s = averaging.run(values, self._links, self._sender, notified, self._collectives)
-            record.ops.append((-1, self.rank, "A", begin_s, end_s))
+            record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:
         begin_s = time.monotonic()
         self._compute.update(record.gradient_norm)
         record.loss_scale = self._compute.loss_scale
         record.end_s = time.monotonic()
-        record.ops.append((-1, self.rank, "U", begin_s, record.end_s))
+        record.ops.append(OperationRecord(-1, self.rank, "U", begin_s, record.end_s))
 
 
 def _connections_of_kind(connections: Connections, kind: ChannelKind) -> dict[int, Connection]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planner.executor.comm.connections import as_bytes, receive_into
 from planner.executor.comm.p2p import WorkerThread
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
@@ -23,6 +22,7 @@ from planner.executor.swarm.routing_messages import (
     MessageKind,
     RoutingHeader,
 )
+from planner.executor.transport.connections import as_bytes, receive_into
 
 
 @dataclass(frozen=True)

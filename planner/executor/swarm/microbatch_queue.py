@@ -23,12 +23,14 @@ from planner.training_plan.model import TrainingPlan
 class MicrobatchQueue:
     """The queues of all steps in the store, from the view of one rank.
 
+    The rank that finds a queue empty last deletes it.
+
     One microbatch is prefetched, so that a device waits for the store only at the start of a step.
     At the end of a step a slow device may hold one more than it would take otherwise.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, ranks: int) -> None:
+        self._store, self._ranks = store, ranks
         self._executor = ThreadPoolExecutor(1, "tickets")
 
     def take(self, step_index: int, microbatches: int) -> Iterator[int]:
@@ -37,9 +39,15 @@ class MicrobatchQueue:
         while (ticket := prefetched.result()) <= microbatches:
             prefetched = self._request(step_index)
             yield ticket - 1
+        if ticket == microbatches + self._ranks:
+            self._executor.submit(self._store.delete_key, _key(step_index))
 
     def _request(self, step_index: int) -> Future[int]:
-        return self._executor.submit(self._store.add, f"tickets/{step_index}", 1)
+        return self._executor.submit(self._store.add, _key(step_index), 1)
+
+
+def _key(step_index: int) -> str:
+    return f"tickets/{step_index}"
 
 
 class QueuePipeline:
@@ -50,12 +58,12 @@ class QueuePipeline:
     def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime, store: Store) -> None:
         _require_queued(plan)
         self._schedules, self._rank, self._compute = plan.schedules, rank, compute
-        self._queue = MicrobatchQueue(store)
         self.peers: set[int] = set()
         self.loss_ranks = set(plan.stage_of)
+        self._queue = MicrobatchQueue(store, len(self.loss_ranks))
 
     def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
-        """Does nothing: no messages are exchanged."""
+        """No messages are exchanged."""
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Take microbatches until the batch is complete."""
@@ -64,7 +72,7 @@ class QueuePipeline:
             run_whole_model(numbers, self._compute, self._rank, record)
 
     def finish(self) -> None:
-        """Does nothing."""
+        """No messages are exchanged."""
 
 
 def _require_queued(plan: TrainingPlan) -> None:

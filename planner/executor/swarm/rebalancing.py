@@ -85,10 +85,8 @@ class Rebalancing:
 
     def record_step(self, record: StepRecord) -> None:
         """Account for a step of this rank."""
-        self._compute_s += sum(
-            end - start for _, _, kind, start, end in record.ops if kind in "FHB"
-        )
-        self._microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
+        self._compute_s += sum(op.end_s - op.start_s for op in record.ops if op.kind in "FHB")
+        self._microbatches += sum(op.kind == "B" for op in record.ops)
 
     def segments(self) -> Iterator[RunSegment]:
         """Segments, each requested after the previous one has been run."""

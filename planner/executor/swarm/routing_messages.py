@@ -42,7 +42,7 @@ KINDS = {MessageKind.FORWARD: "F", MessageKind.LOSS: "H", MessageKind.BACKWARD: 
 
 @dataclass(frozen=True)
 class RoutingHeader:
-    """A header.
+    """Header of a message between stages, on stochastic routes.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.runtime.pipeline import EndCallback, PipelineLinks, head_ranks
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
 from planner.executor.swarm.microbatch_source import MicrobatchSource
@@ -255,7 +255,7 @@ class StochasticPipeline:
         # report the compute time to the peer
         start_s = backend.wait_for_event(start)
         end_s = backend.wait_for_event(backend.record_event())
-        record.ops.append((header.microbatch, self._rank, kind, start_s, end_s))
+        record.ops.append(OperationRecord(header.microbatch, self._rank, kind, start_s, end_s))
         return output, end_s
 
     def _start_microbatch(self, microbatch: int) -> None:

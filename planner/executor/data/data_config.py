@@ -13,7 +13,7 @@ BUFFER = 1024
 
 
 @dataclass(frozen=True)
-class Data:
+class DataConfig:
     """Training or evaluation data.
 
     Attributes
@@ -38,4 +38,4 @@ class Data:
             raise Refusal("--tokenizer is for texts; give --data too")
 
 
-SYNTHETIC = Data()
+SYNTHETIC = DataConfig()

@@ -63,7 +63,7 @@ class StageAverager:
     def run(
         self,
         values: Callable[[bool | None], Tensor],
-        peers: AllReduceLinks,
+        links: AllReduceLinks,
         sender: Sender,
         notified: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
@@ -86,7 +86,7 @@ class StageAverager:
                     end = collectives.run(values(True), group, wire, scale)
                 else:
                     notified_ahead = notified if number == 0 else None
-                    round_options = (peers, wire, chunking, scale, available_rate, notified_ahead)
+                    round_options = (links, wire, chunking, scale, available_rate, notified_ahead)
                     end = ShardedAllReduce(values(False), group, self.rank, *round_options).run()
             elif scale != 1.0:
                 values(None).mul_(scale)

@@ -26,7 +26,7 @@ from planner.utils.refusal import Refusal
 
 STORE_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable: "True" if the launcher serves the store."""
-STARTED_KEY, FINISHED_KEY = "membership/0", "membership/over"
+STARTED_KEY, FINISHED_KEY = "membership/0", "membership/finished"
 """Keys of an elastic run that has started, and of one that has finished."""
 BACKLOG = 2048
 """Backlog of the listening socket: all ranks connect at once."""

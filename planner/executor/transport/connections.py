@@ -12,6 +12,7 @@ stall the link.
 from __future__ import annotations
 
 import enum
+import errno
 import socket
 import sys
 from collections.abc import Iterable
@@ -99,6 +100,19 @@ class ConnectionLost(RuntimeError):
     def __init__(self, line: str, device: str = "") -> None:
         super().__init__(line)
         self.device = device
+
+
+NETWORK_ERRORS = {
+    *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE),
+    *(errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN),
+    *(errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET),
+}
+"""Error numbers of connections that are lost."""
+
+
+def is_network_error(error: OSError) -> bool:
+    """Whether an error is the loss of a connection, and not one of a file."""
+    return error.filename is None and error.errno in NETWORK_ERRORS
 
 
 class ConnectionReset(ConnectionLost):

@@ -14,7 +14,6 @@ parameters; in two-frequency averaging, from the state of another device of its 
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +22,10 @@ from dataclasses import dataclass
 
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
-from planner.executor.comm.connections import ConnectionLost, ConnectionReset
 from planner.executor.elastic.membership import (
-    CAUSE_S,
     NO_STEP,
+    POLL_S,
+    RESET_CAUSE_S,
     DeviceLost,
     Generation,
     Membership,
@@ -34,8 +33,8 @@ from planner.executor.elastic.membership import (
 from planner.executor.elastic.membership_events import event_line, membership_events
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.fault_tolerance.shutdown import RunAborted
-from planner.executor.rendezvous.rank_assignment import connect_ring
 from planner.executor.rendezvous.rank_group import RankGroup, close_older
+from planner.executor.rendezvous.rendezvous import connect_ring
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.model_stage import ModelStage, has_head
@@ -45,12 +44,11 @@ from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
+from planner.executor.transport.connections import ConnectionLost, ConnectionReset, is_network_error
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.remove_devices import remove_devices
 from planner.utils.refusal import Refusal
-
-POLL_S = 0.05
 
 
 class EmptyStageError(RuntimeError):
@@ -143,13 +141,15 @@ class ElasticRun:
             except OSError as error:
                 # a connection may close before its first use
                 if self._membership.rank_lost.error is None:
-                    if error.errno != errno.ENOTCONN:
+                    if not is_network_error(error):
                         raise
                     self._await_cause(ConnectionReset(str(error)))
             self._after_loss()
             if self._step >= steps and self._held_out is None and not self._outer_step_pending():
                 break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
+            # all members have left the collective that was interrupted
+            self.ranks.collectives.delete_used_keys()
         self._membership.finish()
         return None if self._last_step is None else self._last_step.record
 
@@ -338,7 +338,7 @@ class ElasticRun:
         """
         detector, rank_lost = self._all_ranks.detector, self._membership.rank_lost
         assert detector is not None
-        for wait_s in (CAUSE_S, detector.heartbeat_timeout_s):
+        for wait_s in (RESET_CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
                 if detector.shutdown.line is not None:

@@ -1,0 +1,1 @@
+"""The leaf of communication: connections between ranks, and the store."""
