@@ -40,7 +40,7 @@ def test_tutorial(
             assert main(words) == 0, line
             printed.setdefault(words[0], capsys.readouterr().out)
     assert "assumed: bandwidth of 26 ordered pairs" in printed["networks"]
-    for promised in ("step time", "tokens/s", "lower bound", "cost", "bottleneck", "ranks by"):
+    for promised in ("step time", "tokens/s", "lower bound", "cost", "busiest link", "ranks by"):
         assert promised in printed["plan"]
     assert "valid" in printed["check"] and "torchrun" in printed["export"]
     assert (tmp_path / "plan.html").stat().st_size > 10_000

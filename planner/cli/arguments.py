@@ -115,7 +115,7 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
         default=DEFAULT_GPU,
         type=gpu,
         metavar="GPU",
-        help=f"GPU of all devices: {', '.join(GPUS)}; default %(default)s",
+        help=f"GPU of devices without one in --devices: {', '.join(GPUS)}; default %(default)s",
     )
     sub.add_argument(
         "--utilization",
@@ -307,6 +307,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     """Build the cluster from the options of `add_cluster`, with FLOP/s for ``dtype``."""
     _require_quantities(args)
     network = load_network(args.network)
+    dropped: list[str] = []
     if args.complete:
         all_ids, network = network.ids, network.complete()
         dropped = [name for name in all_ids if name not in network.ids]
@@ -344,6 +345,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             inside=inside,
             dtype=dtype,
             usd_per_hour=args.usd_per_hour,
+            without=dropped,
         )
     if missing := cluster.network.describe_missing():
         remedy = "measure them"
@@ -404,6 +406,10 @@ def workload_of(args: argparse.Namespace) -> Workload:
             "precision",
         )
     }
+    if Path(args.workload).is_dir():
+        raise ValueError(
+            f"{args.workload}: is a folder; give {Path(args.workload) / 'config.json'}"
+        )
     if Path(args.workload).suffix.lower() == ".json":
         return Workload.from_hf_config(args.workload, **changes)
     return Workload.preset(args.workload, **changes)

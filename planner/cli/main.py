@@ -1,8 +1,8 @@
 """The ``planner`` command line.
 
-Results are printed to stdout, progress to stderr. Exit codes: 0 success, 2 invalid input (with an
-error message of one line), 3 a training run failed, 4 internal error, 130 after Ctrl-C, which makes
-a search return the best plan so far.
+Results are printed to stdout, progress to stderr. Exit codes: 0 success, 1 an invalid plan, 2
+invalid input (with an error message of one line), 3 a training run failed, 4 internal error, 129,
+130 or 143 after SIGHUP, Ctrl-C or SIGTERM, which make a search return the best plan so far.
 """
 
 from __future__ import annotations

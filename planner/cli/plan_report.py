@@ -324,7 +324,7 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         )
     if link := data["fullest_link"]:
         step = "a step that averages" if "sync" in data else "a step"
-        yield "bottleneck", f"{link['name']}: {seconds(link['busy_s'])} of messages {step}"
+        yield "busiest link", f"{link['name']}: {seconds(link['busy_s'])} of messages {step}"
 
 
 def _holders(data: Mapping[str, Any]) -> Iterator[Row]:

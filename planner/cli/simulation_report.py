@@ -112,5 +112,5 @@ def timeline_lines(
     if fullest := data["fullest_link"]:
         step = "a step" if interval == 1 else "a step that averages"
         busy, name = fullest["busy_s"], fullest["name"]
-        lines.append(f"{'bottleneck':<24}{busy:10.4f} s of messages {step}: {name}")
+        lines.append(f"{'busiest link':<24}{busy:10.4f} s of messages {step}: {name}")
     return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ def load_devices(
     inside: Link | None = None,
     dtype: str = Dtype.BF16,
     usd_per_hour: float | None = None,
+    without: Collection[str] = (),
 ) -> Cluster:
     """Load the devices that a file names, as a cluster on their part of a network.
 
@@ -120,6 +121,8 @@ def load_devices(
         Format of compute, which selects a GPU's peak.
     usd_per_hour
         Price of devices whose row states none; None for their GPU's, if known.
+    without
+        Names whose rows are left out, such as those that `Network.complete` has dropped.
 
     Returns
     -------
@@ -137,6 +140,7 @@ def load_devices(
     table = read_csv(path, error=NetworkError)
     try:
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
+        rows = [row for row in rows if row.name not in without]
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
         return _cluster(rows, network, default, inside, usd_per_hour)
     except ValueError as error:
@@ -168,7 +172,7 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
             if value:
                 field, read = _COLUMNS[column]
                 fields[field] = read(value, column, line)
-        _see_to_peak(fields, bool(row.get("peak_tflops")), line)
+        _check_peak(fields, bool(row.get("peak_tflops")), line)
         name = fields.get("name", "")
         if not name or name in names_seen:
             reason = "name is empty" if not name else f"{name!r} is listed twice"
@@ -179,7 +183,7 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
         raise NetworkError("no rows; give one per device or region")
 
 
-def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
+def _check_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
     """Require that FLOP/s do not exceed a stated peak; drop the peak of a GPU that they exceed."""
     if fields.get("flops", 0.0) > fields.get("peak_flops", math.inf):
         if stated:
@@ -190,7 +194,9 @@ def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
         del fields["peak_flops"]
 
 
-def _number(factor: float, integer: bool = False) -> Callable[[str, str, int], float | int]:
+def _number(
+    factor: float, integer: bool = False, most: float = math.inf
+) -> Callable[[str, str, int], float | int]:
     def read(value: str, column: str, line: int) -> float | int:
         number = number_in(value)
         if integer and not value.isdecimal():
@@ -199,6 +205,11 @@ def _number(factor: float, integer: bool = False) -> Callable[[str, str, int], f
             kind = "a whole number" if integer else "a number"
             remedy = number_remedy(value, f"give {kind} > 0, or nothing")
             raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
+        if number > most:
+            raise NetworkError(
+                f"line {line}: {column} is {value!r}, but no device has more than {most:,.0f}; "
+                "mind the unit in the column's name"
+            )
         if not in_safe_range(number * factor):
             raise NetworkError(
                 f"line {line}: {column} is {value!r}; in SI units it must be {SMALLEST:g} to "
@@ -224,14 +235,16 @@ def _flag(value: str, column: str, line: int) -> bool:
 
 
 MBIT = 1e6 / 8
+MOST_GB, MOST_TFLOPS = 1e5, 1e5
+"""Larger numbers are in other units: bytes or MB, FLOP/s or GFLOP/s."""
 _MBPS = _number(MBIT)
 _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "name": ("name", _text),
     "gpu": ("gpu", _text),
     "count": ("count", _number(1, integer=True)),
-    "memory_gb": ("memory_bytes", _number(1e9)),
-    "tflops": ("flops", _number(1e12)),
-    "peak_tflops": ("peak_flops", _number(1e12)),
+    "memory_gb": ("memory_bytes", _number(1e9, most=MOST_GB)),
+    "tflops": ("flops", _number(1e12, most=MOST_TFLOPS)),
+    "peak_tflops": ("peak_flops", _number(1e12, most=MOST_TFLOPS)),
     "upload_mbps": ("upload_bytes_per_s", _MBPS),
     "download_mbps": ("download_bytes_per_s", _MBPS),
     "site": ("site", _text),
@@ -390,7 +403,7 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
     unknown = rows[prices.index(None)]
     raise NetworkError(
         f"line {unknown.line}: usd_per_hour of {unknown.name!r} is not stated, and its GPU has no "
-        "known price; state it, or no price at all"
+        "known price; state it (0 if it costs nothing), or leave all prices out"
     )
 
 

@@ -143,7 +143,7 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_num_able(problem)}, found {stages}; ask for one of these"
+            f"stages is {stages}; it must be from 1 to the {_num_able(problem)}; change it"
         )
     if pipelines is None:
         if n % stages:
@@ -198,7 +198,7 @@ def _sizes_for_paths(problem: PlanningProblem) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_num_able(problem)}, found {stages}; ask for one of these"
+            f"stages is {stages}; it must be from 1 to the {_num_able(problem)}; change it"
         )
     if n % stages == 0:
         return (n // stages,) * stages

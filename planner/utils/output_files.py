@@ -62,7 +62,7 @@ def require_outputs(arguments: Mapping[str, Any], outputs: Iterable[Output]) -> 
         assert path is not None
         require_writable(path, output.suffixes)
         if any(_same(path, other) for other in reads):
-            raise Refusal(f"{output.option} {path}: is read too; name another file")
+            raise Refusal(f"{output.option} {path}: is also an input; name another file")
         for other in requested[:k]:
             assert other.path is not None
             if _same(path, other.path):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.utils.input_files import read_json
+from planner.utils.text import did_you_mean
 from planner.utils.validate import short_repr
 from planner.workload.hf_families import MODELS
 from planner.workload.hf_fields import ConfigFields
@@ -124,7 +125,8 @@ def _require_known(config: dict[str, Any], known_fields: Collection[str], path: 
         silent = silent or (value == 0 and NOTHING_AT_0.fullmatch(name) is not None)
         if name not in known_fields and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
-                f"{path}: field {short_repr(name)} ({short_repr(value)}) is not known here and "
+                f"{path}: field {short_repr(name)} ({short_repr(value)}) is not known here"
+                f"{did_you_mean(name, known_fields)} and "
                 "may change the model; take it out if it does not"
             )
 

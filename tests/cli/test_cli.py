@@ -763,6 +763,15 @@ def test_dropped_devices_are_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(
         "planner plan: left out, since some of their pairs were not measured: [cd]\n", said
     )
+    # their rows in a devices file are left out, too
+    devices = tmp_path / "devices.csv"
+    devices.write_text("name,gpu\n" + "".join(f"{name},A100\n" for name in "abcd"))
+    words += f" --devices {devices}"
+    command = ["plan", "--network", str(net), *words.split(), *extra.split(), "--out", str(out)]
+    assert main(command) == 0
+    assert set(load_plan(out).cluster.network.ids) <= {*"abcd"}
+    assert main([*command[:3], "--workload", str(tmp_path)]) == 2
+    assert "is a folder; give" in capsys.readouterr().err
 
 
 def test_device_that_cannot_compute_is_listed_as_left_out(

@@ -137,5 +137,5 @@ def test_errors_write_nothing_and_exit_with_2(
         assert error.count("\n") == 1
         assert not out.exists()
     assert main(["export", str(plan_file), "--to", "ranks", "--out", str(plan_file)]) == 2
-    assert "is read too" in capsys.readouterr().err
+    assert "is also an input" in capsys.readouterr().err
     assert plan_file.read_bytes() == before

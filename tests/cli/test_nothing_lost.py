@@ -121,7 +121,7 @@ def test_inputs_are_not_overwritten(
         read = here / f"read{path.suffix}"
         name = f"../{here.name}/{read.name}"
     code, said = told(f"{words} {name} --force", capsys)
-    assert code == 2 and "is read too" in said
+    assert code == 2 and "is also an input" in said
     assert read.read_bytes() == before
 
 

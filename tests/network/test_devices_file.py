@@ -65,6 +65,15 @@ def test_partial_prices(tmp_path: Path) -> None:
     assert np.asarray(helped.devices.usd_per_hour).tolist() == [0.526, 0.526, 0]
 
 
+def test_numbers_in_other_units_are_refused(tmp_path: Path) -> None:
+    """FLOP/s in place of TFLOP/s, bytes in place of GB."""
+    for column, value in (("tflops", "23e12"), ("peak_tflops", "1e14"), ("memory_gb", "24e9")):
+        path = write_csv(tmp_path, f"name,{column}\nnorth,{value}\n")
+        message = f"line 2: {column} is '{value}', but no device has more than 100,000; mind"
+        with pytest.raises(pl.NetworkError, match=message):
+            load_devices(path, two_regions())
+
+
 def test_count_replicates_a_region(tmp_path: Path) -> None:
     """With the link within the region, which is required."""
     network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])

@@ -114,7 +114,7 @@ def test_infeasible_random_placements_are_counted() -> None:
     ("change", "message"),
     [
         ({"stages": 3}, "into 3 equal stages; ask for one of .*, give --wiring flow, whose stages"),
-        ({"stages": 9}, "stages must be 1 to the 8 devices"),
+        ({"stages": 9}, "stages is 9; it must be from 1 to the 8 devices"),
         ({"stages": 8}, "has 4 layers and cannot be cut into 8 stages"),
         ({"stages": 2, "pipelines": 3}, "stages x pipelines must be the number of devices"),
         ({"stages": 4, "schedule": "chaos"}, "schedule 'chaos' is unknown"),

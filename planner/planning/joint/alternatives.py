@@ -91,6 +91,8 @@ def _equal_shares(pool: CandidatePool, best: CandidatePlan) -> Iterator[Alternat
     Shares are optimised for averaging alone; other shares may suit concurrent messages better.
     """
     plan = pool.incumbent.plan
+    if plan is not None and all(len(group) == 1 for group in plan.assignment.groups):
+        return  # nothing is averaged
     hierarchical = (
         plan is not None and any(map(is_hierarchical, plan.averaging)) and not plan.two_frequency
     )
