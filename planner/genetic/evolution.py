@@ -18,7 +18,7 @@ from deap import base, tools
 
 from planner.genetic.arrangement import cost_of
 from planner.genetic.data import AssignmentData
-from planner.genetic.local_search import Gain, circular_swap_pass, kernighan_lin_pass
+from planner.genetic.local_search import Gain, circular_swap_pass, greedy_swap_pass
 from planner.genetic.stage_order import reorder_stages
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
@@ -177,7 +177,7 @@ class Evolution:
         if self.params.gain is Gain.PAPER:
             circular_swap_pass(pp_cost, group_of, self.data.sizes, order)
         else:
-            kernighan_lin_pass(pp_cost, group_of, order)
+            greedy_swap_pass(pp_cost, group_of, order)
         genes[:] = group_of.tolist()
 
 

@@ -126,7 +126,7 @@ def _best_kl_swap(
 
 
 @allocating_entry
-def kernighan_lin_pass(w: Floats2, group_of: Ints, order: Ints) -> None:
+def greedy_swap_pass(w: Floats2, group_of: Ints, order: Ints) -> None:
     """Swap once between every pair of groups if Kernighan-Lin's gain is positive.
 
     A device is moved at most once per call.

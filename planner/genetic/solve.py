@@ -11,7 +11,7 @@ from planner.genetic.data import AssignmentData, assignment_data
 from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent import AssignmentIncumbent, build_plan
-from planner.genetic.local_search import Gain, circular_swap_pass, kernighan_lin_pass
+from planner.genetic.local_search import Gain, circular_swap_pass, greedy_swap_pass
 from planner.genetic.tempering import ParallelTempering, TemperingParams
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
@@ -134,5 +134,5 @@ def compile_kernels(evolution: bool) -> None:
     ).run()
     if evolution:
         group_of, order = data.stage_of_slot.copy(), np.arange(2)
-        kernighan_lin_pass(data.pp_cost[0], group_of, order)
+        greedy_swap_pass(data.pp_cost[0], group_of, order)
         circular_swap_pass(data.pp_cost[0], group_of, data.sizes, order)

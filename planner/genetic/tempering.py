@@ -1,8 +1,9 @@
 """The default heuristic: parallel tempering over compiled annealing moves.
 
-Replicas anneal at fixed temperatures, and neighbours exchange their temperatures by the Metropolis
-criterion, so that a good hot arrangement cools down while a stuck one warms up. No cooling schedule
-has to be planned: the search may be stopped at any time. The number of replicas does not depend on
+Replicas sample at their own temperatures, and neighbours exchange temperatures by the Metropolis
+criterion, so that a good hot arrangement cools down while a stuck one warms up. In an initial
+cooling phase all temperatures fall to these values; afterwards they are fixed, so that the search
+may be stopped at any time. The number of replicas does not depend on
 the machine, and they are merged in a fixed order, so a limit on iterations gives the same plan on
 any number of threads.
 """
@@ -35,13 +36,13 @@ class TemperingParams:
         Number of temperatures, geometrically spaced from ``t_min`` to ``t_max``.
     moves_per_device
         Moves of a replica per iteration and device.
-    descent_iterations, descent_factor
-        Over the first iterations all temperatures fall from ``descent_factor`` times their final
+    cooling_iterations, cooling_factor
+        Over the first iterations all temperatures fall from ``cooling_factor`` times their final
         value.
     mean_weight, mean_weight_end
-        Weight of the means in the objective at the start and end of the descent.
-    descent_share
-        Under a time limit, the descent is extended to this share of the limit.
+        Weight of the means in the objective at the start and end of the cooling phase.
+    cooling_share
+        Under a time limit, the cooling phase is extended to this share of the limit.
     pacing_iterations
         Iterations after which the speed is measured for that.
     reorder_interval
@@ -54,11 +55,11 @@ class TemperingParams:
     moves_per_device: int = 100
     t_min: float = 0.0007
     t_max: float = 0.006
-    descent_iterations: int = 200
-    descent_factor: float = 8.0
+    cooling_iterations: int = 200
+    cooling_factor: float = 8.0
     mean_weight: float = 0.2
     mean_weight_end: float = 0.0
-    descent_share: float = 0.0
+    cooling_share: float = 0.0
     pacing_iterations: int = 10
     reorder_interval: int = 200
     tail_share: float = 0.35
@@ -78,11 +79,11 @@ class TemperingParams:
             replicas=4 if devices <= 400 else 2,
             t_min=t_min,
             t_max=(5 if devices <= 400 else 2) * t_min,
-            descent_iterations=200,
-            descent_factor=10.0,
+            cooling_iterations=200,
+            cooling_factor=10.0,
             mean_weight=0.3,
             mean_weight_end=0.03,
-            descent_share=0.6,
+            cooling_share=0.6,
         )
 
 
@@ -129,7 +130,7 @@ class ParallelTempering:
         self.data = data
         self.incumbent = incumbent
         self.params = TemperingParams.for_problem(len(data.stage_of_slot), len(data.sizes))
-        self.descent_iterations = self.params.descent_iterations
+        self.cooling_iterations = self.params.cooling_iterations
         self.rng = np.random.default_rng(incumbent.seed)
         self.iterations = 0
         self.replicas: list[_Replica] = []
@@ -157,9 +158,9 @@ class ParallelTempering:
                 self._iterate(pool)
                 if self.iterations == self.params.pacing_iterations and run.paced_by_time:
                     rate = self.iterations / run.elapsed_s
-                    descent_iterations = self.params.descent_share * rate * run.remaining_s
-                    self.descent_iterations = max(
-                        self.descent_iterations, round(descent_iterations)
+                    cooling_iterations = self.params.cooling_share * rate * run.remaining_s
+                    self.cooling_iterations = max(
+                        self.cooling_iterations, round(cooling_iterations)
                     )
                 if run.update() is not None:
                     break
@@ -182,7 +183,7 @@ class ParallelTempering:
         self.iterations += 1
         if (
             self.iterations % params.reorder_interval == 0
-            or self.iterations == self.descent_iterations
+            or self.iterations == self.cooling_iterations
         ):
             self.offer(reorder_stages(self.data, self.best))
 
@@ -193,26 +194,26 @@ class ParallelTempering:
             self._temperature_factor(self.iterations),
             self._temperature_factor(self.iterations + 1),
         )
-        descent_left = max(0.0, 1 - self.iterations / max(1, self.descent_iterations))
+        cooling_left = max(0.0, 1 - self.iterations / max(1, self.cooling_iterations))
         return AnnealParams(
             moves=params.moves_per_device * len(self.best),
             t_start=start_factor * temperature,
             t_end=end_factor * temperature,
             mean_weight=params.mean_weight_end
-            + (params.mean_weight - params.mean_weight_end) * descent_left,
+            + (params.mean_weight - params.mean_weight_end) * cooling_left,
             tail_share=params.tail_share,
             reversal_share=params.reversal_share,
         )
 
     def _temperature_factor(self, iteration: int) -> float:
-        """Factor on all temperatures, decreasing to 1 during the descent."""
-        descent_left = max(0.0, 1 - iteration / max(1, self.descent_iterations))
-        return float(self.params.descent_factor**descent_left)
+        """Factor on all temperatures, decreasing to 1 during the cooling phase."""
+        cooling_left = max(0.0, 1 - iteration / max(1, self.cooling_iterations))
+        return float(self.params.cooling_factor**cooling_left)
 
     def _swap_replicas(self, temperatures: list[float]) -> None:
         """Exchange replicas of neighbouring temperatures, alternating even and odd pairs.
 
-        During the descent replicas are hotter than ``temperatures``, which are those after it. The
+        During cooling replicas are hotter than ``temperatures``, which are those after it. The
         criterion is then stricter than Metropolis's and sorts replicas nearly by cost. That is
         intended: a cooling replica is in no equilibrium that exact exchanges could preserve.
         """

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import BandwidthLimits
-from planner.lp.rates import best_rates, max_scale, satisfies_links
+from planner.lp.rates import best_rates, max_scale, satisfies_pair_limits
 from planner.problems import AveragingProblem
 from planner.search.highs import milp
 from planner.search.stop import StopRun
@@ -142,7 +142,7 @@ def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: StopRun)
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = _min_rates(limits, computes, total)
     greedy = _fill_largest_caps(caps[0], floor, total)
-    if greedy is None or satisfies_links(limits, computes, greedy):
+    if greedy is None or satisfies_pair_limits(limits, computes, greedy):
         return greedy
     if limits.n > MAX_MILP_PEERS:
         rates = best_rates(limits, computes, total)

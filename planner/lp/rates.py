@@ -39,19 +39,19 @@ class ReducerRates(NamedTuple):
     rates: Floats
 
 
-def satisfies_links(limits: BandwidthLimits, computes: Bools, rates: Floats) -> bool:
+def satisfies_pair_limits(limits: BandwidthLimits, contributes: Bools, rates: Floats) -> bool:
     """Whether the rates satisfy every pair limit.
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
     """
     if limits.links is None:
         return True
-    used = np.where(computes[:, None], rates[None, :] + rates[:, None], rates[:, None])
+    used = np.where(contributes[:, None], rates[None, :] + rates[:, None], rates[:, None])
     np.fill_diagonal(used, 0.0)
     return bool((used <= limits.links * (1 + TOLERANCE)).all())
 
@@ -79,29 +79,31 @@ def water_fill(caps: Floats, total: float) -> Floats:
     return even
 
 
-def best_rates(limits: BandwidthLimits, computes: Bools, at_most: float = np.inf) -> ReducerRates:
-    """The largest total rate R, up to ``at_most``, with the contributors ``computes``.
+def best_rates(
+    limits: BandwidthLimits, contributes: Bools, at_most: float = np.inf
+) -> ReducerRates:
+    """The largest total rate R, up to ``at_most``, with the contributors ``contributes``.
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
     """
-    total = float(limits.max_total_rate(computes[None, :], at_most)[0])
+    total = float(limits.max_total_rate(contributes[None, :], at_most)[0])
     if total <= 0 or not np.isfinite(total):
         return ReducerRates(0.0, 0.0, np.zeros(limits.n))
-    rates = even_rates(limits, computes, total)
-    if satisfies_links(limits, computes, rates):
+    rates = even_rates(limits, contributes, total)
+    if satisfies_pair_limits(limits, contributes, rates):
         return ReducerRates(total, total, rates)
-    return solve_rates(limits, computes, total, rates)
+    return solve_rates(limits, contributes, total, rates)
 
 
-def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
+def even_rates(limits: BandwidthLimits, contributes: Bools, total: float) -> Floats:
     """The most even rates that sum to ``total``, ignoring pair limits between two rates.
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
 
     Returns
@@ -109,11 +111,11 @@ def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats
     ndarray
         ``float[n]``, bytes per second.
     """
-    caps, _ = limits.caps(computes[None, :], np.array([total]))
+    caps, _ = limits.caps(contributes[None, :], np.array([total]))
     floor = np.zeros(limits.n)
-    if computes.sum() == 1:
+    if contributes.sum() == 1:
         # a single contributor must sum at least what it cannot download
-        lone = computes & limits.can_reduce
+        lone = contributes & limits.can_reduce
         floor[lone] = np.maximum(total - limits.download[lone], 0.0)
     if not floor.any():
         return water_fill(caps[0], total)
@@ -126,19 +128,19 @@ def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats
 
 
 def solve_rates(
-    limits: BandwidthLimits, computes: Bools, at_most: float, start: Floats
+    limits: BandwidthLimits, contributes: Bools, at_most: float, start: Floats
 ) -> ReducerRates:
     """Solve the LP, scaled so that ``at_most`` is 1, adding violated pair rows lazily.
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, diags_array, hstack, vstack
 
-    n, c = limits.n, computes.astype(np.float64)
+    n, c = limits.n, contributes.astype(np.float64)
     assert limits.links is not None
     # limits larger than R = 1 can use are capped
     links = np.minimum(limits.links / at_most, 4.0)
@@ -188,7 +190,7 @@ def solve_rates(
         )
         if solution.status != 0:
             # all rates 0 satisfy it: the solver has failed, and proves nothing
-            rates = start * min(1.0, max_scale(limits.problem, computes, start))
+            rates = start * min(1.0, max_scale(limits.problem, contributes, start))
             return ReducerRates(float(rates.sum()), at_most, rates)
         rates = np.maximum(solution.x[:n], 0.0)
     # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
@@ -196,11 +198,11 @@ def solve_rates(
     reduced = gain - matrix.T @ y + solution.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
     bound = float(y @ limit + np.maximum(reduced, 0.0) @ highest)
     rates = rates * at_most
-    rates = rates * min(1.0, max_scale(limits.problem, computes, rates))
+    rates = rates * min(1.0, max_scale(limits.problem, contributes, rates))
     return ReducerRates(float(rates.sum()), min(bound * at_most, at_most), rates)
 
 
-def max_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> float:
+def max_scale(problem: AveragingProblem, contributes: Bools, rates: Floats) -> float:
     """The largest factor by which all rates can be scaled within the limits.
 
     All limits are homogeneous in r, so that the factor is the smallest ratio of limit and use; it
@@ -208,34 +210,34 @@ def max_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> floa
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
     """
     scale = np.inf
     for limit, used in (
-        (problem.upload_bytes_per_s, problem.upload_of(rates, computes)),
-        (problem.download_bytes_per_s, problem.download_of(rates, computes)),
-        (problem.link_bytes_per_s, problem.link_of(rates, computes)),
+        (problem.upload_bytes_per_s, problem.upload_of(rates, contributes)),
+        (problem.download_bytes_per_s, problem.download_of(rates, contributes)),
+        (problem.link_bytes_per_s, problem.link_of(rates, contributes)),
     ):
         if limit is not None:
             busy = used > 0
             if busy.any():
                 scale = min(scale, float((limit[busy] / used[busy]).min()))
-    if (rates[~problem.can_aggregate] > 0).any() or computes[~problem.contributors].any():
+    if (rates[~problem.can_aggregate] > 0).any() or contributes[~problem.contributors].any():
         return 0.0
     return scale
 
 
-def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -> Floats:
+def attained_rates(problem: AveragingProblem, contributes: Bools, shares: Floats) -> Floats:
     """Maximum rates r_i = shares_i R for fixed shares and contributors.
 
     This is what an executor with these shares attains; eq. 6 does not determine it.
 
     Parameters
     ----------
-    computes
+    contributes
         ``bool[n]``, the contributors.
     shares
         ``float[n]``, fractions of the vector.
@@ -245,7 +247,7 @@ def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -
     ndarray
         ``float[n]``, bytes per second.
     """
-    scale = max_scale(problem, computes, shares)
+    scale = max_scale(problem, contributes, shares)
     rates: Floats = shares * scale if np.isfinite(scale) else np.zeros(len(shares))
     return rates
 

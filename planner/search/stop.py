@@ -67,10 +67,10 @@ class StopRun:
     @property
     def remaining_iterations(self) -> float:
         """Iterations left; infinite without a limit on them."""
-        return 0.0 if INTERRUPTS.requested else max(0.0, self.most_iterations - self.iterations)
+        return 0.0 if INTERRUPTS.requested else max(0.0, self.max_iterations - self.iterations)
 
     @property
-    def most_iterations(self) -> float:
+    def max_iterations(self) -> float:
         """Iterations allowed in total; infinite without a limit on them."""
         return self._criterion.iterations(self.steps_per_effort)
 
@@ -81,7 +81,7 @@ class StopRun:
         With a limit on iterations or effort the search is paced by it, so that the same command
         gives the same plan; an additional time limit only ends the run early.
         """
-        return math.isinf(self.most_iterations) and math.isfinite(self._criterion.seconds())
+        return math.isinf(self.max_iterations) and math.isfinite(self._criterion.seconds())
 
     @property
     def remaining_effort(self) -> float:

@@ -213,7 +213,7 @@ def test_signals_before_the_first_evaluation(
 ) -> None:
     """The first ends the layout search, the second arrives during the first evaluation."""
     calls: list[int] = []
-    search, price = LayoutSearch._anneal, _Search._evaluate_any
+    search, price = LayoutSearch._anneal, _Search._evaluate_fallback
 
     def anneal(self: LayoutSearch, *given: Any) -> None:
         search(self, *given)
@@ -226,7 +226,7 @@ def test_signals_before_the_first_evaluation(
         price(self)
 
     monkeypatch.setattr(LayoutSearch, "_anneal", anneal)
-    monkeypatch.setattr(_Search, "_evaluate_any", anything)
+    monkeypatch.setattr(_Search, "_evaluate_fallback", anything)
     path = tmp_path / "plan.json"
     assert main([*LONG, "--out", str(path)]) == 130
     assert len(calls) == 3 and check(load_plan(path)) == []

@@ -22,7 +22,7 @@ from planner.lp.contributor_search import ContributorSearch
 from planner.lp.dedloc_lp import solve_relaxed
 from planner.lp.dedloc_lp_rows import RelaxedSolution
 from planner.lp.knapsack import knapsack
-from planner.lp.rates import best_rates, satisfies_links
+from planner.lp.rates import best_rates, satisfies_pair_limits
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, WrongBoundError
@@ -113,7 +113,7 @@ def test_a_solver_that_fails_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
             found = best_rates(limits, computes)
             assert found.bound * SLACK + 1e-12 >= max_total_rate(problem, computes)
             assert found.total <= found.bound * SLACK + 1e-12
-            assert satisfies_links(limits, computes, found.rates)
+            assert satisfies_pair_limits(limits, computes, found.rates)
 
 
 def test_closed_results_pass_the_checker_and_edited_bounds_do_not() -> None:

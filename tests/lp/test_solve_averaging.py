@@ -20,7 +20,7 @@ from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.capacity import BandwidthLimits
 from planner.lp.capacity import max_total_rate as combinatorial_total
-from planner.lp.rates import best_rates, satisfies_links
+from planner.lp.rates import best_rates, satisfies_pair_limits
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
@@ -147,7 +147,7 @@ def test_rates_under_pair_limits_equal_the_full_lp() -> None:
         expected = max_total_rate(problem, computes)
         assert found.total == pytest.approx(expected, rel=1e-6, abs=1e-9)
         assert found.bound >= expected * (1 - 1e-9)
-        assert satisfies_links(BandwidthLimits(problem), computes, found.rates)
+        assert satisfies_pair_limits(BandwidthLimits(problem), computes, found.rates)
         lazy += found.bound != found.total
     assert lazy > 5
 

@@ -261,8 +261,8 @@ class Receiver:
 
     def _receive(self, connection: socket.socket, messages: Iterable[ExpectedMessage]) -> None:
         for expected in messages:
-            tensor = self._buffer(expected.message)
             self._wait_for_space(expected.message.source)
+            tensor = self._buffer(expected.message)
             receive_into(connection, as_bytes(tensor))
             arrived = time.monotonic()
             with self._changed:

@@ -193,9 +193,10 @@ def _rejoin(
     secret: Secret | None,
 ) -> RankGroup:
     """Send heartbeats, and nothing else yet."""
-    detector.server = "the launcher" if connection.address.served_by_launcher else repr(names[0])
-    detector.start_watching(connection.address, serves=connection.serves)
+    by_launcher = connection.address.served_by_launcher
+    detector.server = "the launcher" if by_launcher else f"device {names[0]!r}"
     detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
+    detector.start_watching(connection.address, serves=connection.serves)
     _require_same_settings(connection.store, names[rank], shared_properties)
     _claim_rejoin(connection.store, rank, names[rank])
     detector.watch_rank(rank, rank, names[rank])

@@ -47,7 +47,7 @@ from planner.workload.workload import Workload
 DualWeights = tuple[float, float, float]
 """Dual values of FLOP/s, uploads and number of devices; they sum to 1."""
 
-SplitCost = Callable[[float], float]
+SplitWeight = Callable[[float], float]
 """Weight of the lightest split as a function of seconds between two ends of steps."""
 
 BUDGET = 1 + 1e-12
@@ -115,7 +115,7 @@ def joint_bound(
     requirements = require(pool)
     seconds, weights = _best_weights(
         pool,
-        lambda weights: _split_cost_from_any_stage(requirements, weights),
+        lambda weights: _split_weight_from_any_stage(requirements, weights),
         requirements.scale_s,
     )
     if not np.isfinite(seconds):
@@ -161,7 +161,7 @@ def _limiting_resources(
     names = [
         name
         for name, other in faster.items()
-        if _split_cost_from_any_stage(require(other), weights)(less_s) <= BUDGET
+        if _split_weight_from_any_stage(require(other), weights)(less_s) <= BUDGET
     ]
     return ", ".join(names) or "the number, memory and latencies"
 
@@ -202,12 +202,12 @@ def long_run_bound_s(
     )
     steady_state = requirements.steady_state()
 
-    def split_cost_of(weights: DualWeights) -> SplitCost:
+    def split_weight_of(weights: DualWeights) -> SplitWeight:
         return lambda limit: _lightest_split(
             _stage_weights(requirements, steady_state, weights, limit)
         )
 
-    return _best_weights(pool, split_cost_of, requirements.scale_s)[0] / every_steps
+    return _best_weights(pool, split_weight_of, requirements.scale_s)[0] / every_steps
 
 
 def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
@@ -225,24 +225,27 @@ def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float
 
 
 def _best_weights(
-    pool: DevicePool, split_cost_of: Callable[[DualWeights], SplitCost], scale_s: float
+    pool: DevicePool, split_weight_of: Callable[[DualWeights], SplitWeight], scale_s: float
 ) -> tuple[float, DualWeights]:
     """The highest bound over all weights, and its weights."""
     best_s, best_weights = 0.0, WEIGHTS[0]
     for weights in WEIGHTS[:1] if pool.identical else WEIGHTS:
-        split_cost_at = split_cost_of(weights)
-        if best_s == 0 or split_cost_at(best_s) > BUDGET:
-            best_s, best_weights = max(best_s, _least_feasible_s(split_cost_at, scale_s)), weights
+        split_weight_at = split_weight_of(weights)
+        if best_s == 0 or split_weight_at(best_s) > BUDGET:
+            best_s = max(best_s, _least_feasible_s(split_weight_at, scale_s))
+            best_weights = weights
     return best_s, best_weights
 
 
-def _split_cost_from_any_stage(requirements: StageRequirements, weights: DualWeights) -> SplitCost:
-    """DualWeights of the cheapest split, whichever stage's round ended the step before."""
+def _split_weight_from_any_stage(
+    requirements: StageRequirements, weights: DualWeights
+) -> SplitWeight:
+    """Weight of the lightest split, whichever stage's round ended the step before."""
     whole_pipeline = requirements.whole_pipeline()
     boundary, downstream = requirements.boundary(), requirements.downstream()
     upstream = [requirements.upstream(recomputes) for recomputes in requirements.choices]
 
-    def split_cost_at(limit: float) -> float:
+    def split_weight_at(limit: float) -> float:
         before = np.min(
             [_stage_weights(requirements, requirement, weights, limit) for requirement in upstream],
             axis=0,
@@ -255,7 +258,7 @@ def _split_cost_from_any_stage(requirements: StageRequirements, weights: DualWei
             later, _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit))
         )
 
-    return split_cost_at
+    return split_weight_at
 
 
 def _stage_weights(
@@ -300,7 +303,7 @@ def _stage_weights(
 
 
 def _lightest_split(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
-    """DualWeights of the cheapest split into stages.
+    """Weight of the lightest split into stages.
 
     With ``before`` and ``end``, one stage, not the first, has the weights of ``end``, and those
     before it have the weights of ``before``.
@@ -317,11 +320,11 @@ def _lightest_split(cost: Floats, before: Floats | None = None, end: Floats | No
     return float(done[layers])
 
 
-def _least_feasible_s(split_cost_at: SplitCost, scale_s: float) -> float:
+def _least_feasible_s(split_weight_at: SplitWeight, scale_s: float) -> float:
     """Smallest seconds at which the devices suffice for all stages, rounded down."""
     high = scale_s
     for _ in range(DOUBLINGS):
-        if split_cost_at(high) <= BUDGET:
+        if split_weight_at(high) <= BUDGET:
             break
         high *= 2
     else:
@@ -329,5 +332,5 @@ def _least_feasible_s(split_cost_at: SplitCost, scale_s: float) -> float:
     low = high / 2 if high > scale_s else 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if split_cost_at(middle) <= BUDGET else (middle, high)
+        low, high = (low, middle) if split_weight_at(middle) <= BUDGET else (middle, high)
     return low

@@ -59,20 +59,20 @@ MAX_EVALUATED = 2
 IDLE_SEARCH_ROUNDS = 3
 """Consecutive search rounds without a new layout that end the search."""
 
-IMPROVEMENTS = 6
+IMPROVEMENT_STEPS = 6
 """Improvement steps in a search round; each builds moves of one parent."""
-NEIGHBOURS = 600
+MOVES_ESTIMATED = 600
 """Moves of a parent's layout that are estimated in an improvement step."""
-MAX_NEIGHBOURS = 12
+MOVES_BUILT = 12
 """Moves of a parent's layout that are built in an improvement step."""
 CHANGE_TOLERANCE = 1.04
 """Maximum ratio of a move's estimate to its parent's."""
 TOLERANCE_PER_VISIT = 0.01
 """Growth of that ratio with every visit of the parent."""
 VISIT_PENALTY = 0.002
-"""Relative handicap of a parent per visit, when the next parent is chosen."""
+"""Relative penalty of a parent per visit, when the next parent is chosen."""
 EXHAUSTED_VISITS = 3
-"""Visits that a visit without a new layout counts in addition."""
+"""Extra visits charged to a parent whose moves gave no new candidate."""
 SLOWDOWN_TRIALS = 4
 """Random slowdowns of classes that are tried on a parent in an improvement step."""
 PERTURBATION_SIGMA = 0.04
@@ -185,9 +185,9 @@ class _Search:
         found: tuple[Alternative, ...] = ()
         with self.run.interruptible():
             if self.pool.incumbent.plan is None and not self.pool.below_bound:
-                self._evaluate_any()
+                self._evaluate_fallback()
             elif not self.run.paced_by_time and self.run.reason != INTERRUPTED:
-                self._evaluate_last()
+                self._evaluate_pending()
             self._drop_idle_devices()
             found = tuple(alternatives(self.pool))
         if self.pool.incumbent.plan is None:
@@ -230,7 +230,7 @@ class _Search:
         """Trials of the layout search that the limit allows."""
         if self.run.paced_by_time:
             return LAYOUT_SEARCH_SHARE * self.trials_per_s * self.stop.seconds()
-        return LAYOUT_SEARCH_SHARE * self.run.most_iterations
+        return LAYOUT_SEARCH_SHARE * self.run.max_iterations
 
     def _search_round(self, trials: float) -> None:
         """Build and evaluate the best of new layouts, then improve good ones."""
@@ -255,12 +255,12 @@ class _Search:
             if candidate is not None:
                 candidates.append(candidate)
         candidates += self._best_unbuilt(candidates, initial)
-        self._evaluate_best(candidates)
-        for _ in range(IMPROVEMENTS):
+        self._evaluate_promising(candidates)
+        for _ in range(IMPROVEMENT_STEPS):
             if not self.pool.best_by_stages or self.run.check() is not None:
                 break
             parent = self._next_parent()
-            self._evaluate_best([*self._neighbours(parent), *self._perturbed(parent)])
+            self._evaluate_promising([*self._neighbours(parent), *self._perturbed(parent)])
 
     def _best_unbuilt(
         self, candidates: Sequence[CandidatePlan], initial: Sequence[Layout]
@@ -277,7 +277,7 @@ class _Search:
         return [] if candidate is None else [candidate]
 
     def _next_parent(self) -> CandidatePlan:
-        """The best candidate over numbers of stages, with a handicap for visits."""
+        """The best candidate over numbers of stages, with a penalty for visits."""
         best, visits = self.pool.best_by_stages, self.pool.visits
         stages = min(best, key=lambda k: best[k].value * (1 + VISIT_PENALTY * visits[k]))
         visits[stages] += 1
@@ -289,10 +289,10 @@ class _Search:
         stages = len(parent.layout.layers)
         max_ratio = CHANGE_TOLERANCE + TOLERANCE_PER_VISIT * self.pool.visits[stages]
         max_value = max_ratio * self.layouts.scored(parent.layout).value
-        neighbours = self.layouts.neighbours(parent.layout, NEIGHBOURS)
+        neighbours = self.layouts.neighbours(parent.layout, MOVES_ESTIMATED)
         promising = [scored.layout for scored in neighbours if scored.value <= max_value]
         for layout in [*self._less_recomputation(parent.layout), *promising]:
-            if len(candidates) == MAX_NEIGHBOURS or self.run.check() is not None:
+            if len(candidates) == MOVES_BUILT or self.run.check() is not None:
                 break
             candidate = self.pool.try_layout(layout)
             if candidate is not None:
@@ -341,7 +341,7 @@ class _Search:
             if pipeline_s(self.problem, self.classes, other, MIN_IN_FLIGHT) <= max_s
         ]
 
-    def _evaluate_best(self, candidates: list[CandidatePlan]) -> None:
+    def _evaluate_promising(self, candidates: list[CandidatePlan]) -> None:
         """Evaluate the most promising candidates so far."""
         promising = [*self.pending, *candidates]
         best_value = self.pool.incumbent.objective
@@ -366,7 +366,7 @@ class _Search:
                 self.pending.append(candidate)
                 self.pool.update(candidate, candidate.seconds)
 
-    def _evaluate_last(self) -> None:
+    def _evaluate_pending(self) -> None:
         """Evaluate the best candidate that was built before the limit was reached."""
         candidate = min(self.pending, key=lambda candidate: candidate.value, default=None)
         if candidate is not None and candidate.value < self.pool.incumbent.objective:
@@ -400,20 +400,20 @@ class _Search:
             slowdown = slower if max_in_flight == math.inf else candidate.slowdown
             yield self.pool.build_once(candidate.context, max_in_flight, slowdown, candidate.spread)
 
-    def _evaluate_any(self) -> None:
+    def _evaluate_fallback(self) -> None:
         """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
-        if self._evaluate_first():
+        if self._evaluate_first_feasible():
             return
         if self.run.reason == TIME_LIMIT:
             # no layout that fits was found in time
             self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
-            if self._evaluate_first():
+            if self._evaluate_first_feasible():
                 return
         if self.pool.first_error is None and self.run.reason == INTERRUPTED:
             raise KeyboardInterrupt  # interrupted before it is known what fits
         raise self.pool.first_error or ProblemError(nothing_fits(self.layouts))
 
-    def _evaluate_first(self) -> bool:
+    def _evaluate_first_feasible(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""
         for scored in self.layouts.ranked():
             candidate = self.pool.try_layout(scored.layout)

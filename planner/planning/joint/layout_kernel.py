@@ -31,7 +31,7 @@ PERIOD_TRIALS = 12
 """Increases of the period until a boundary carries the flow of its stages."""
 BISECTIONS = 12
 MIN_PERIOD_RISE, PERIOD_RISE = 0.02, 0.7
-"""Relative increase of the period in a trial: a share of the flow that found no pair, at least."""
+"""A trial raises the period by `PERIOD_RISE` times the unrouted share, at least by the first."""
 CARRIED = 1e-6
 """Share of the flow without a pair that counts as none."""
 UNROUTED_FACTOR = 2.0
@@ -150,7 +150,7 @@ class ModelArrays(NamedTuple):
 NO_CLASS: Any = np.int64(-1)
 """No device class. Not a literal, for which numba would compile a second version."""
 SORT_LIMIT = 12
-"""Few pairs in use are sorted; if the total is below this multiple of them, all are scanned."""
+"""With fewer pairs than this many times those in use, all are scanned; else these are sorted."""
 
 
 class ClassArrays(NamedTuple):
@@ -724,7 +724,7 @@ def estimate(
     if not model.by_cost:
         return float(_step_s(model, classes, state, scratch, max_value))
     stages = state.stages[0]
-    usd_per_s, messages = model.wait_usd_per_s, 0.0
+    usd_per_s, messages_usd = model.wait_usd_per_s, 0.0
     for j in range(stages):
         for c in range(state.counts.shape[1]):
             usd_per_s += state.counts[j, c] * classes.usd_per_s[c]
@@ -754,10 +754,10 @@ def estimate(
             for r in range(len(devices_in)):
                 members += devices_in[r] > 0
         if j < stages - 1:
-            messages += model.microbatches * scratch.messages_usd[j]
+            messages_usd += model.microbatches * scratch.messages_usd[j]
         # assume equal shares
         encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
-        messages += 2.0 * encoded_bytes / members * pair_usd / model.every_steps
+        messages_usd += 2.0 * encoded_bytes / members * pair_usd / model.every_steps
     if _averages_tied(model, state):
         _join_first_and_last(state, scratch)
         row, members, pair_usd = scratch.subset, 0.0, 0.0
@@ -766,8 +766,8 @@ def estimate(
             for d in range(len(row)):
                 pair_usd += row[c] * row[d] * classes.usd_per_byte[c, d]
         encoded_bytes = model.tied_parameters * model.gradient_bytes
-        messages += 2.0 * encoded_bytes / members * pair_usd
-    return float(seconds * usd_per_s + messages)
+        messages_usd += 2.0 * encoded_bytes / members * pair_usd
+    return float(seconds * usd_per_s + messages_usd)
 
 
 @kernel
