@@ -101,7 +101,7 @@ class _Measurement:
         start = time.perf_counter()
         model_stage.optimizer.step()
         update_host_s = time.perf_counter() - start
-        model_stage.round()
+        model_stage.cast_weights()
         self._synchronize()
         update_s = time.perf_counter() - start
         self._step += 1

@@ -180,7 +180,7 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
             model_stage.gradients(on_device=False)
             model_stage.gradients(on_device=True)
         probe.step()
-        model_stage.round()
+        model_stage.cast_weights()
 
     for _ in range(REPEATS):
         timed("update_s", update)

@@ -73,7 +73,7 @@ def train_single(
         if plan.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.clip)
         yield total, parameters
-        optimizer_config.set_rate(optim, step)
+        optimizer_config.set_lr(optim, step)
         scaler.step(optim)
         scaler.update()
 
@@ -204,7 +204,7 @@ def train_apart(
             for k, parameter in enumerate(own):
                 total_of = sum((made[e][k] for e in team[d]), torch.zeros_like(parameter))
                 parameter.grad = total_of * (w.batch_samples / together)
-            optimizer_config.set_rate(inner[d], step)
+            optimizer_config.set_lr(inner[d], step)
             inner[d].step()
         if left:
             outer_step()

@@ -847,7 +847,7 @@ def test_a_connection_tears_between_two_that_live() -> None:
     """All go on, with the reason; a device that is lost at the same time is not among them."""
     run = Threads(("a", "b", "c"))
     a, b, c = run.memberships
-    b.repeat_step("c", "device 'c' closed its connection")
+    b.report_reset("c", "device 'c' closed its connection")
     run.look()  # what is said now is heard
     run.look()
     assert [str(r.rank_lost.error) for r in run.memberships] == [
@@ -867,7 +867,7 @@ def test_a_connection_tears_between_two_that_live() -> None:
         {},
     )
     assert a.generation.reset == "device 'c' closed its connection"
-    a.repeat_step("b", "torn")
+    a.report_reset("b", "torn")
     b.report_lost(["c"], "c is gone")
     run.look()
     run.look()
@@ -911,7 +911,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
     run = Threads(names)
     for tears in range(1, MAX_RESETS + 2):
         for membership, other in zip(run.memberships, ("b", "c", "d", "a"), strict=True):
-            membership.repeat_step(other, f"device {other!r} closed its connection")
+            membership.report_reset(other, f"device {other!r} closed its connection")
         run.look()
         run.look()
         assert all(membership.rank_lost.error is not None for membership in run.memberships)
@@ -932,7 +932,7 @@ def test_who_tears_too_often_costs_one_device() -> None:
         assert run.memberships[0].generation.resets == (tears if tears <= MAX_RESETS else 0)
     # a step that is done makes good
     a, c, d = goes_on
-    a.repeat_step("c", "device 'c' closed its connection")
+    a.report_reset("c", "device 'c' closed its connection")
     run.look()
     run.look()
     threads = [

@@ -233,23 +233,23 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
         giver.run_op("B", b, None)
     giver.update()
     giver.take_snapshot()
-    change = giver.pseudo_gradient(giver.samples()).clone()
-    assert giver.samples() == 2 and change.abs().max() > 0
+    change = giver.pseudo_gradient(giver.pseudo_gradient_microbatches()).clone()
+    assert giver.pseudo_gradient_microbatches() == 2 and change.abs().max() > 0
     comer.load_state(giver.state())
     comer.restart_from_global()
-    assert comer.samples() == 0
+    assert comer.pseudo_gradient_microbatches() == 0
     # of all, of whom this one has done nothing; and where nobody has done anything
     for samples in (2, 0):
         assert comer.pseudo_gradient(samples).abs().max() == 0
     # averaged twice, since somebody was lost the first time
-    again = giver.pseudo_gradient(giver.samples()).clone()
+    again = giver.pseudo_gradient(giver.pseudo_gradient_microbatches()).clone()
     assert torch.equal(again, change)
     for model_stage in (giver, comer):
         model_stage.gradients().copy_(change)
         model_stage.outer_step()
     for name, parameter in giver.named_parameters().items():
         assert torch.equal(parameter, comer.named_parameters()[name])
-    assert giver.samples() == comer.samples() == 0
+    assert giver.pseudo_gradient_microbatches() == comer.pseudo_gradient_microbatches() == 0
 
 
 @pytest.mark.slow

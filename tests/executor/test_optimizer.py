@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.executor.runtime.optimizer import OptimizerConfig, RateSchedule
+from planner.executor.runtime.optimizer import LRSchedule, OptimizerConfig
 
 torch = pytest.importorskip("torch")
 
@@ -14,16 +14,16 @@ torch = pytest.importorskip("torch")
 def test_rates_rise_and_fall() -> None:
     """Four steps of warm-up, then half a wave down to a tenth, and no further."""
     cosine = OptimizerConfig(
-        1.0, schedule=RateSchedule.COSINE, warmup=4, schedule_steps=8, min_lr_ratio=0.1
+        1.0, schedule=LRSchedule.COSINE, warmup=4, schedule_steps=8, min_lr_ratio=0.1
     )
     half = 0.1 + 0.9 / 2
     expected = [0.25, 0.5, 0.75, 1.0, 1.0, None, half, None, 0.1, 0.1]
     for step, want in enumerate(expected):
         if want is not None:
-            assert cosine.rate(step) == pytest.approx(want)
-    assert 1 > cosine.rate(5) > half > cosine.rate(7) > 0.1
+            assert cosine.lr_at(step) == pytest.approx(want)
+    assert 1 > cosine.lr_at(5) > half > cosine.lr_at(7) > 0.1
     constant = OptimizerConfig(2.0, warmup=2)
-    assert [constant.rate(step) for step in (0, 1, 2, 99)] == [1.0, 2.0, 2.0, 2.0]
+    assert [constant.lr_at(step) for step in (0, 1, 2, 99)] == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_matrices_alone_decay() -> None:
@@ -34,7 +34,7 @@ def test_matrices_alone_decay() -> None:
     for parameter in (matrix, norm):
         parameter.grad = torch.zeros_like(parameter)
     for step in range(2):
-        settings.set_rate(optimizer, step)
+        settings.set_lr(optimizer, step)
         optimizer.step()
     torch.testing.assert_close(matrix.detach(), torch.full((2, 3), (1 - 0.05) * (1 - 0.1)))
     torch.testing.assert_close(norm.detach(), torch.ones(3))

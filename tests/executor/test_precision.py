@@ -119,7 +119,7 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
 
     model_stage = ModelStage(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
     assert model_stage.low_precision_stage._module is model_stage.stage
-    assert model_stage.low_precision_stage.rounded == []
+    assert model_stage.low_precision_stage.cast == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -130,7 +130,7 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     plan = make_plan([[0, 1]], workload=tiny())
     model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
     layers = [p for name, p in model_stage.stage.named_parameters() if not name.startswith("stem")]
-    rounded = sum(weight.nbytes for weight in model_stage.low_precision_stage.rounded)
+    rounded = sum(weight.nbytes for weight in model_stage.low_precision_stage.cast)
     assert rounded == 2 * sum(p.numel() for p in layers)
     model_stage.begin(0, plan.schedules[0])
     sent = model_stage.run_op("F", 0, None)

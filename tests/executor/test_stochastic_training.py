@@ -150,9 +150,9 @@ def test_samples_are_counted_as_they_are_done() -> None:
         one.begin(plan.schedules[0])
         one.count_microbatch()
         one.commit_step()
-        assert one.pseudo_gradient_samples == 5 and one.pseudo_gradient_weight(1) == 5 / 16
+        assert one.pseudo_gradient_microbatches == 5 and one.pseudo_gradient_weight(1) == 5 / 16
         one.commit_outer_step()
-        assert one.pseudo_gradient_samples == 0 and one.state()["outer/samples"] == 1
+        assert one.pseudo_gradient_microbatches == 0 and one.state()["outer/samples"] == 1
     again.load_state({})
     assert again.pseudo_gradient_weight(3) == 0
 

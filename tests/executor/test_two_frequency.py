@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import CommPlan, stage_averager  # noqa: E402
 from planner.executor.runtime.outer_optimizer import (  # noqa: E402
-    PSEUDO_GRADIENT_SAMPLES,
+    PSEUDO_GRADIENT_MICROBATCHES,
     SAMPLES,
     CountedWeights,
     PlannedWeights,
@@ -183,17 +183,17 @@ def test_samples_of_devices_that_are_as_one() -> None:
     assert others > 4
     for count in counts[:3]:
         count.take_snapshot()
-    assert [c.pseudo_gradient_samples for c in counts[:3]] == [
+    assert [c.pseudo_gradient_microbatches for c in counts[:3]] == [
         4 + others,
         4 + others,
         3 + 7 - others,
     ]
     assert [c.pseudo_gradient_weight(4, 14) for c in counts[:3]] == [
-        c.pseudo_gradient_samples / 14 for c in counts[:3]
+        c.pseudo_gradient_microbatches / 14 for c in counts[:3]
     ]
     # who comes has what the one has that it is as one with
     counts[3].load_state(counts[2].state())
-    assert counts[3].pseudo_gradient_samples == counts[2].pseudo_gradient_samples
+    assert counts[3].pseudo_gradient_microbatches == counts[2].pseudo_gradient_microbatches
     counts[3].commit_outer_step()
     assert counts[3].state().keys() == {SAMPLES}
 
@@ -244,7 +244,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     def outer(left: TrainingPlan) -> None:
         names, group = left.cluster.network.ids, left.assignment.groups[0]
         speak = [counts[names[d]] for d in {lockstep_devices(left, d)[0] for d in group}]
-        samples = sum(count.pseudo_gradient_samples for count in speak)
+        samples = sum(count.pseudo_gradient_microbatches for count in speak)
         assert samples == sum(expected)
         if samples:
             assert sum(
@@ -270,7 +270,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
         for k, region in enumerate(regions):
             states = [counts[name].state() for name in region & there]
             assert all(float(state[SAMPLES]) == expected[k] for state in states)
-            assert all(PSEUDO_GRADIENT_SAMPLES not in state for state in states)
+            assert all(PSEUDO_GRADIENT_MICROBATCHES not in state for state in states)
 
 
 def test_what_a_rank_does_when() -> None:

@@ -279,7 +279,7 @@ class Membership:
 
         self._detector.heartbeat.run_later(first)
 
-    def repeat_step(self, name: str, why: str) -> None:
+    def report_reset(self, name: str, why: str) -> None:
         """Repeat the step with all devices: a connection has closed, both ends may be alive."""
         key = f"lost/{self.generation.number}"
         text = json.dumps({"by": self.name, "lost": [], "reset": name, "why": why}) + "\n"
@@ -292,7 +292,7 @@ class Membership:
         ):
             # both ends may be alive, whatever the system reports
             where = f"its connection to {error.device!r}" if error.device else "a connection"
-            self.repeat_step(error.device, f"device {self.name!r} lost {where}")
+            self.report_reset(error.device, f"device {self.name!r} lost {where}")
         elif error.device:
             self.report_lost([error.device], str(error))
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.executor.data.data_config import BUFFER, DataConfig
-from planner.executor.runtime.optimizer import OptimizerConfig, OptimizerKind, RateSchedule
+from planner.executor.runtime.optimizer import LRSchedule, OptimizerConfig, OptimizerKind
 from planner.swarm.rebalance_policy import RebalanceRule
 from planner.training_plan.choices import Wiring
 from planner.training_plan.migration import require_movable
@@ -210,12 +210,12 @@ class RunConfig:
         type=OptimizerKind,
         choices=list(OptimizerKind),
     )
-    schedule: RateSchedule = _option(
-        RateSchedule.CONSTANT,
+    schedule: LRSchedule = _option(
+        LRSchedule.CONSTANT,
         "of the learning rate after its warm-up; default %(default)s",
         group="optimizer",
-        type=RateSchedule,
-        choices=list(RateSchedule),
+        type=LRSchedule,
+        choices=list(LRSchedule),
     )
     schedule_steps: int | None = _option(
         None,

@@ -184,7 +184,7 @@ class ModelStage:
     def weights(self) -> list[Tensor]:
         """Parameters and rounded weights."""
         modules = (self.low_precision_stage, self.low_precision_head)
-        return [*self.parameters, *(w for part in modules if part for w in part.rounded)]
+        return [*self.parameters, *(w for part in modules if part for w in part.cast)]
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
@@ -282,7 +282,7 @@ class ModelStage:
             self._copy_gradients_to_device()
         if scale is not None:
             self._gradients.mul_(scale)
-        self.optimizer_config.set_rate(self.optimizer, self._step)
+        self.optimizer_config.set_lr(self.optimizer, self._step)
         self.optimizer.step()
         self._after_update()
 
@@ -290,9 +290,9 @@ class ModelStage:
         """Continue with another plan of the same stage, after devices were lost or joined."""
         self._sample_weights.set_plan(plan, rank)
 
-    def samples(self) -> int:
+    def pseudo_gradient_microbatches(self) -> int:
         """Microbatches of the pseudo-gradient, where they are counted."""
-        return self._sample_weights.pseudo_gradient_samples
+        return self._sample_weights.pseudo_gradient_microbatches
 
     def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient."""
@@ -320,11 +320,11 @@ class ModelStage:
         self._outer_step_pending = False
         self._after_update()
 
-    def round(self) -> None:
+    def cast_weights(self) -> None:
         """Update the rounded weights from the parameters."""
         for part in (self.low_precision_stage, self.low_precision_head):
             if part is not None:
-                part.round()
+                part.cast_weights()
 
     def loss(self) -> float | None:
         """Loss of the step so far."""
@@ -373,7 +373,7 @@ class ModelStage:
                 self.outer.named(self._host).items() if self._outer_step_pending else ()
             ):
                 part.copy_(state[MEAN + name])
-        self.round()
+        self.cast_weights()
 
     def restart_from_global(self) -> None:
         """Set parameters to those of the last outer step, without later local steps.
@@ -425,7 +425,7 @@ class ModelStage:
             self._gradients.copy_(self._host)
 
     def _after_update(self) -> None:
-        self.round()
+        self.cast_weights()
         self.backend.wait_for_event(self.backend.record_event())
 
     def _forward(self, microbatch: int, received: Tensor | None) -> Tensor:

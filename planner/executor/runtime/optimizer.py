@@ -23,7 +23,7 @@ class OptimizerKind(enum.StrEnum):
     SGD = "sgd"
 
 
-class RateSchedule(enum.StrEnum):
+class LRSchedule(enum.StrEnum):
     """Learning rate after warm-up."""
 
     CONSTANT = "constant"
@@ -37,7 +37,7 @@ class OptimizerConfig:
     Attributes
     ----------
     optimizer, schedule
-        An `OptimizerKind` and a `RateSchedule`, or their values.
+        An `OptimizerKind` and a `LRSchedule`, or their values.
     learning_rate
         Highest learning rate.
     warmup
@@ -52,7 +52,7 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-3
     optimizer: OptimizerKind = OptimizerKind.ADAMW
-    schedule: RateSchedule = RateSchedule.CONSTANT
+    schedule: LRSchedule = LRSchedule.CONSTANT
     warmup: int = 0
     schedule_steps: int = 0
     min_lr_ratio: float = 0.1
@@ -66,7 +66,7 @@ class OptimizerConfig:
         set_field(
             self, "optimizer", choice(OptimizerKind, "optimizer", self.optimizer, error=Refusal)
         )
-        set_field(self, "schedule", choice(RateSchedule, "schedule", self.schedule, error=Refusal))
+        set_field(self, "schedule", choice(LRSchedule, "schedule", self.schedule, error=Refusal))
         for name in ("learning_rate", "min_lr_ratio", "weight_decay", "beta1", "beta2", "eps"):
             set_field(self, name, real(name, getattr(self, name), 0, error=Refusal))
         for name in ("warmup", "schedule_steps"):
@@ -77,7 +77,7 @@ class OptimizerConfig:
                 raise Refusal(
                     f"{name} is {value:g}; it must be {'at most' if may_be_one else 'below'} 1"
                 )
-        is_cosine = self.schedule is RateSchedule.COSINE
+        is_cosine = self.schedule is LRSchedule.COSINE
         if is_cosine and self.schedule_steps <= self.warmup:
             raise Refusal(
                 f"schedule_steps is {self.schedule_steps} and warmup {self.warmup}; a cosine needs "
@@ -87,21 +87,21 @@ class OptimizerConfig:
             # defaults are normalised
             set_field(self, "schedule_steps", 0)
 
-    def rate(self, step: int) -> float:
+    def lr_at(self, step: int) -> float:
         """The learning rate of a step."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
-        if self.schedule is RateSchedule.CONSTANT:
+        if self.schedule is LRSchedule.CONSTANT:
             return self.learning_rate
         progress = min((step - self.warmup) / (self.schedule_steps - self.warmup), 1.0)
         cosine_factor = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * cosine_factor)
 
     def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Create the optimizer of some parameters; `set_rate` sets its rate."""
+        """Create the optimizer of some parameters; `set_lr` sets its rate."""
         import torch  # not needed to validate settings
 
-        rate = self.rate(0)
+        rate = self.lr_at(0)
         if self.optimizer is OptimizerKind.SGD:
             return torch.optim.SGD(parameters, lr=rate)
         matrices = [p for p in parameters if p.dim() > 1]
@@ -116,10 +116,10 @@ class OptimizerConfig:
             groups, lr=rate, betas=(self.beta1, self.beta2), eps=self.eps, fused=True
         )
 
-    def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the learning rate of a step."""
         for group in optimizer.param_groups:
-            group["lr"] = self.rate(step)
+            group["lr"] = self.lr_at(step)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, by name of the options."""

@@ -148,7 +148,9 @@ class OuterAveraging:
         samples = None
         if self._commit is not None:
             # of the remaining devices, which the plan does not know
-            counts = self._ranks.all_gather(f"samples/{step}", str(self._compute.samples()))
+            counts = self._ranks.all_gather(
+                f"samples/{step}", str(self._compute.pseudo_gradient_microbatches())
+            )
             stage = self._plan.stage_of.get(self._ranks.rank)
             group = () if stage is None else self._plan.assignment.groups[stage]
             # the first of the devices that act as one reports

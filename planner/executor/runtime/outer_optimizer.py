@@ -25,7 +25,7 @@ from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
-SAMPLES, PSEUDO_GRADIENT_SAMPLES = "outer/samples", "outer/changed"
+SAMPLES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
@@ -34,11 +34,11 @@ class SampleWeights(ABC):
 
     Attributes
     ----------
-    pseudo_gradient_samples
+    pseudo_gradient_microbatches
         Microbatches of the pseudo-gradient that is averaged, or was last, where they are counted.
     """
 
-    pseudo_gradient_samples = 0
+    pseudo_gradient_microbatches = 0
 
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:  # noqa: B027
         """Continue with the plan of the remaining devices."""
@@ -84,7 +84,7 @@ class PlannedWeights(SampleWeights):
 
     Attributes
     ----------
-    pseudo_gradient_samples
+    pseudo_gradient_microbatches
         0: samples are not counted.
     """
 
@@ -125,7 +125,7 @@ class CountedWeights(SampleWeights):
 
     Attributes
     ----------
-    pseudo_gradient_samples
+    pseudo_gradient_microbatches
         Microbatches of the pseudo-gradient that is averaged, or was last.
     """
 
@@ -133,7 +133,9 @@ class CountedWeights(SampleWeights):
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
         self._microbatches = [len(s.paths) for s in plan.schedules]
         # microbatches of this step, and of committed ones after the last pseudo-gradient
-        self._step_samples = self._committed_samples = self.pseudo_gradient_samples = 0
+        self._step_microbatch_count = self._committed_microbatches = (
+            self.pseudo_gradient_microbatches
+        ) = 0
         self.set_plan(plan, rank)
 
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
@@ -142,31 +144,35 @@ class CountedWeights(SampleWeights):
 
     def begin(self, schedule: Schedule) -> None:
         """Start a step, in which lockstep devices follow the schedule."""
-        self._step_samples = sum(
+        self._step_microbatch_count = sum(
             kind == "B" for d in self._lockstep for kind, _ in schedule.order[d]
         )
 
     def count_microbatch(self) -> None:
         """Count a microbatch of the device."""
-        self._step_samples += 1
+        self._step_microbatch_count += 1
 
     def commit_step(self) -> None:
         """Add the counts of the step, whose update is applied and not repeated."""
-        self._committed_samples += self._step_samples
-        self._step_samples = 0
+        self._committed_microbatches += self._step_microbatch_count
+        self._step_microbatch_count = 0
 
     def take_snapshot(self) -> None:
         """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-        self.pseudo_gradient_samples += self._committed_samples
-        self._committed_samples = 0
+        self.pseudo_gradient_microbatches += self._committed_microbatches
+        self._committed_microbatches = 0
 
     def commit_outer_step(self) -> None:
         """The outer step was applied."""
-        self.pseudo_gradient_samples = 0
+        self.pseudo_gradient_microbatches = 0
 
     def gradient_scale(self, step: int) -> float | None:
         """See `PlannedWeights`; of the last step."""
-        return self._step_microbatches(step) / self._step_samples if self._step_samples else None
+        return (
+            self._step_microbatches(step) / self._step_microbatch_count
+            if self._step_microbatch_count
+            else None
+        )
 
     def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
         """See `PlannedWeights`, of the pseudo-gradient.
@@ -176,25 +182,25 @@ class CountedWeights(SampleWeights):
         if samples is None:
             steps = range(step + 1 - self._interval, step + 1)
             samples = sum(self._step_microbatches(t) for t in steps)
-        return self.pseudo_gradient_samples / samples if samples else 0.0
+        return self.pseudo_gradient_microbatches / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
-        counts = {SAMPLES: self._committed_samples}
-        if self.pseudo_gradient_samples:
-            counts[PSEUDO_GRADIENT_SAMPLES] = self.pseudo_gradient_samples
+        counts = {SAMPLES: self._committed_microbatches}
+        if self.pseudo_gradient_microbatches:
+            counts[PSEUDO_GRADIENT_MICROBATCHES] = self.pseudo_gradient_microbatches
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; plans with fixed paths have none."""
-        self._committed_samples, self.pseudo_gradient_samples = (
+        self._committed_microbatches, self.pseudo_gradient_microbatches = (
             round(float(state[name])) if name in state else 0
-            for name in (SAMPLES, PSEUDO_GRADIENT_SAMPLES)
+            for name in (SAMPLES, PSEUDO_GRADIENT_MICROBATCHES)
         )
 
     def reset_counts(self) -> None:
         """Discard the counts."""
-        self._committed_samples = self.pseudo_gradient_samples = 0
+        self._committed_microbatches = self.pseudo_gradient_microbatches = 0
 
     def _step_microbatches(self, step: int) -> int:
         return self._microbatches[self._cycle[step % len(self._cycle)]]

@@ -34,13 +34,13 @@ class LowPrecisionModule:
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._module, self._dtype = module, dtype
-        self._rounded: list[tuple[Tensor, nn.Parameter]] = []
+        self._cast: list[tuple[Tensor, nn.Parameter]] = []
         if dtype is not torch.float32:
             # a copy of the modules that shares parameters until they are rounded
             shared = {id(p): p for p in module.parameters()}
             self._module = copy.deepcopy(module, shared)
             self._replace_parameters(self._module)
-        self.round()
+        self.cast_weights()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Output of the module."""
@@ -56,16 +56,16 @@ class LowPrecisionModule:
         for part in (self._module,) if layers is None else layers:
             part.compile(dynamic=False)
 
-    def round(self) -> None:
+    def cast_weights(self) -> None:
         """Update the rounded weights from the parameters."""
         with torch.no_grad():
-            for weight, parameter in self._rounded:
+            for weight, parameter in self._cast:
                 weight.copy_(parameter)
 
     @property
-    def rounded(self) -> list[Tensor]:
+    def cast(self) -> list[Tensor]:
         """Weights in the format of compute, which are held in addition to the parameters."""
-        return [weight for weight, _ in self._rounded]
+        return [weight for weight, _ in self._cast]
 
     def _replace_parameters(self, module: nn.Module) -> None:
         for part in module.children():
@@ -81,7 +81,7 @@ class LowPrecisionModule:
             # no longer a parameter of the copy
             delattr(module, name)
             setattr(module, name, weight)
-            self._rounded.append((weight, parameter))
+            self._cast.append((weight, parameter))
 
     def _round_output(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
         return output.to(self._dtype)

@@ -26,13 +26,16 @@ class StageRuntime(Operations, Protocol):
     """Compute of one rank: of a real model, or simulated."""
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """Start of a step."""
+        """Begin a step: zero the gradients, and drop what is left of the previous one."""
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
     def gradients(self, *, on_device: bool | None = None) -> Tensor:
-        """``float32`` vector of the step's gradients, averaged in place."""
+        """``float32`` vector of the step's gradients, averaged in place.
+
+        On the host or on the device, to which it is copied if necessary; None: where it is.
+        """
 
     @property
     def tied_values(self) -> int:
@@ -51,11 +54,11 @@ class StageRuntime(Operations, Protocol):
         In local SGD with this device's own gradients, in two-frequency averaging with the group's.
         """
 
-    def samples(self) -> int:
-        """Microbatches of the pseudo-gradient of this device, or of all that act as one with it."""
+    def pseudo_gradient_microbatches(self) -> int:
+        """Number of microbatches behind the pseudo-gradient of this device, or of its group."""
 
     def take_snapshot(self) -> None:
-        """Take a snapshot, up to which `pseudo_gradient` reaches."""
+        """Snapshot the parameters: `pseudo_gradient` is the change since the last outer step."""
 
     def pseudo_gradient(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
@@ -86,7 +89,7 @@ class ModelFree:
     def unscale(self) -> None:
         """There is no loss scale."""
 
-    def samples(self) -> int:
+    def pseudo_gradient_microbatches(self) -> int:
         """0: samples are not counted."""
         return 0
 

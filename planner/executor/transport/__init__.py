@@ -1,1 +1,1 @@
-"""The leaf of communication: connections between ranks, and the store."""
+"""Sockets between ranks, and the client of the store; imports no other package of the executor."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SIOCOUTQ = 0x5411
-"""ioctl SIOCOUTQ of Linux."""
+"""Linux ioctl request: bytes of a socket that the peer has not acknowledged."""
 
 
 class ChannelKind(enum.IntEnum):
