@@ -237,7 +237,7 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     index = json.loads((place / INDEX).read_text())
     for wrong in ({}, {"says": "synthetic"}, {"says": "synthetic", "position": 1}):
         (place / INDEX).write_text(json.dumps(index | {"data": wrong}))
-        with pytest.raises(CheckpointError, match=r"cannot be read \(no place in the data\)"):
+        with pytest.raises(CheckpointError, match=r"cannot be read \(no position in the data\)"):
             resume(tmp_path, PLAN, rank()[0], made, ADAMW, STEPS)
     (place / INDEX).write_text(json.dumps(index))
     shard = next(place.glob("*.safetensors"))
