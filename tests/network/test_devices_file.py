@@ -177,7 +177,8 @@ def test_sites_share_a_link(tmp_path: Path) -> None:
         ("name,tflops\nn/0,fast\n", "line 2: tflops is 'fast'; give a number > 0"),
         ("name,count\nn/0,1.5\n", "line 2: count is '1.5'; give a whole number"),
         ("name,memory_gb\nn/0,-1\n", "line 2: memory_gb is '-1'"),
-        ("name,memory_gb\nn/0,1e200\n", "line 2: memory_gb is '1e200'; in SI units it must be"),
+        ("name,upload_mbps\nn/0,1e200\n", "line 2: upload_mbps is '1e200'; in SI units it must"),
+        ("name,memory_gb\nn/0,1e200\n", "line 2: memory_gb is '1e200', but no device has more"),
         ('name,memory_gb\nn/0,"1,5"\n', "line 2: memory_gb is '1,5'; write decimals with a point"),
         ("name,memory_gb\nn/0,80 GB\n", "line 2: memory_gb is '80 GB'; give the number alone"),
         ("name,upload_mbps\nn/0,nan\n", "line 2: upload_mbps is 'nan'"),
@@ -213,7 +214,7 @@ def test_device_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
     from tests.conftest import tiny_workload
 
     cluster = load_devices(path, two_regions())
-    with pytest.raises(ValueError, match="1 to the 1 devices that can compute, found 2"):
+    with pytest.raises(ValueError, match="stages is 2; it must be from 1 to the 1 devices that can compute"):
         pl.plan(cluster, tiny_workload(), stages=2, stop=pl.MaxIterations(1))
     made = pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1)).plan
     assert made is not None and made.left_out == ("n/1",)
