@@ -214,7 +214,8 @@ def test_device_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
     from tests.conftest import tiny_workload
 
     cluster = load_devices(path, two_regions())
-    with pytest.raises(ValueError, match="stages is 2; it must be from 1 to the 1 devices that can compute"):
+    message = "stages is 2; it must be from 1 to the 1 devices that can compute"
+    with pytest.raises(ValueError, match=message):
         pl.plan(cluster, tiny_workload(), stages=2, stop=pl.MaxIterations(1))
     made = pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1)).plan
     assert made is not None and made.left_out == ("n/1",)
