@@ -447,10 +447,10 @@ class _Play:
             self.alive[d] = True
             self._announce(d, False)
 
-    def _announce(self, d: int, rerun_command: bool) -> None:
+    def _announce(self, d: int, repeats: bool) -> None:
         if self.alive[d]:
             for chooser in self.choosers:
                 chooser.announce(d, [self.scene.stage[d]])
-        if rerun_command:
+        if repeats:
             later_s = self.agenda.now_s + self.scene.announce_s
             self.agenda.at(later_s, self._announce, d, True)

@@ -349,17 +349,18 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         "| wiring | seconds, mean | least | most | off | held |",
         "|---|---|---|---|---|---|",
     ]
-    saved_rows: dict[str, object] = {"smoothing": 0.0, "estimates_s": found.estimates_s}
-    begun: dict[str, object] = {"estimates_s": found.estimates_s}
-    each = replace(found.scene, jitter_s=0.01)
-    summary, few = replace(each, told_work=True), replace(each, by_holder=False)
+    fixed_weights: dict[str, object] = {"smoothing": 0.0, "estimates_s": found.estimates_s}
+    initial_weights: dict[str, object] = {"estimates_s": found.estimates_s}
+    with_jitter = replace(found.scene, jitter_s=0.01)
+    told_work = replace(with_jitter, told_work=True)
+    shared_routers = replace(with_jitter, by_holder=False)
     cases: dict[str, tuple[Scenario, dict[str, object]]] = {
-        "the plan's weights, kept": (each, saved_rows),
-        "stochastic, from nothing": (each, {}),
-        "stochastic, begun at the plan's weights": (each, begun),
-        "stochastic, told the work, from nothing": (summary, {}),
-        "stochastic, told the work, begun at the plan's weights": (summary, begun),
-        "stochastic, from nothing, one router a trainer": (few, {}),
+        "the plan's weights, kept": (with_jitter, fixed_weights),
+        "stochastic, from nothing": (with_jitter, {}),
+        "stochastic, begun at the plan's weights": (with_jitter, initial_weights),
+        "stochastic, told the work, from nothing": (told_work, {}),
+        "stochastic, told the work, begun at the plan's weights": (told_work, initial_weights),
+        "stochastic, from nothing, one router a trainer": (shared_routers, {}),
     }
     for name, (scene, options) in cases.items():
         logs = [
@@ -375,10 +376,10 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         times = [log.finished_s[-1] for log in logs]
         counts = np.mean([log.counts(len(plan.cluster)) for log in logs], axis=0) / many
         off = max(abs(counts[d] - part) for d, part in found.parts.items())
-        stack = max(max(log.max_in_flight) for log in logs)
+        most_in_flight = max(max(log.max_in_flight) for log in logs)
         lines.append(
             f"| {name} | {np.mean(times):.2f} | {min(times):.2f} | {max(times):.2f} | "
-            f"{off:.3f} | {stack} |"
+            f"{off:.3f} | {most_in_flight} |"
         )
         say(f"flow: {name}: {np.mean(times):.2f} s, off {off:.3f}")
     return [*lines, ""]

@@ -20,7 +20,7 @@ from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
 from planner.network.html_repr import network_html
-from planner.utils.text import counted, joined, name_of, quantity_range
+from planner.utils.text import counted, joined, listed, name_of, quantity_range
 from planner.utils.validate import (
     LARGEST,
     SMALLEST,
@@ -33,8 +33,6 @@ from planner.utils.validate import (
 )
 
 Floats = NDArray[np.float64]
-MAX_NAMES = 8
-"""Largest number of device names in a message."""
 MAX_DEVICES = 4096
 """Largest number of devices made by `Network.replicate`: arrays of all pairs grow with the square,
 to 0.13 GB each."""
@@ -352,8 +350,7 @@ class Network:
             counts = np.bincount(np.ravel(uncovered), minlength=len(self))
             devices.append(int(counts.argmax()))
             uncovered = [pair for pair in uncovered if devices[-1] not in pair]
-        names = ", ".join(repr(self.ids[d]) for d in devices[:MAX_NAMES])
-        names += ", ..." if len(devices) > MAX_NAMES else ""
+        names = listed([self.ids[d] for d in devices])
         i, j = missing[0]
         return (
             f"{counted(len(missing), 'ordered pair')} {'is' if len(missing) == 1 else 'are'} not "

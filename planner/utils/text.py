@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+MAX_NAMES = 8
+"""Largest number of names that `listed` writes out."""
 MAX_SIZES = 6
 """Largest number of runs of equal sizes that are written out."""
 
@@ -54,6 +56,12 @@ def stage_words(sizes: Sequence[int]) -> str:
         return f"{counted(len(sizes), 'stage')} of {runs[0][0]}"
     sizes_text = [f"{size}" if times == 1 else f"{times} x {size}" for size, times in runs]
     return f"{counted(len(sizes), 'stage')} of {joined(sizes_text)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Quoted names, at most `MAX_NAMES` of them: ``'a', 'b', ...``."""
+    ellipsis = ", ..." if len(names) > MAX_NAMES else ""
+    return ", ".join(map(repr, names[:MAX_NAMES])) + ellipsis
 
 
 def joined(items: Iterable[str]) -> str:

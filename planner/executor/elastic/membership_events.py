@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.training_plan.model import TrainingPlan
-from planner.utils.name_list import listed
+from planner.utils.text import listed
 
 if TYPE_CHECKING:
     from planner.executor.elastic.membership import Generation

@@ -24,8 +24,8 @@ from torch.distributed import DistError
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
 from planner.executor.transport.store import STARTED_KEY, StoreAddress, StoreMissingError
-from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
+from planner.utils.text import listed
 
 HEARTBEAT_TIMEOUT_S = 10.0
 LATENCIES = 25.0

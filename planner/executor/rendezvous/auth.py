@@ -10,8 +10,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from planner.executor.rendezvous.secret import NONCE_BYTES, PROOF_BYTES, Secret, nonce
-from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
+from planner.utils.text import listed
 
 if TYPE_CHECKING:
     from planner.executor.rendezvous.rank_group import RankGroup

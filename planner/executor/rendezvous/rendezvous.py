@@ -41,8 +41,8 @@ from planner.executor.rendezvous.secret import Secret
 from planner.executor.transport.connections import ChannelKind
 from planner.executor.transport.store import PortTakenError, StoreAddress, StoreMissingError
 from planner.training_plan.model import TrainingPlan
-from planner.utils.name_list import listed
 from planner.utils.refusal import Refusal
+from planner.utils.text import listed
 
 WAIT_S = 60.0
 """Timeout for ranks that have not joined yet."""
@@ -149,6 +149,11 @@ def _connect_to_store(rank: int, serving_device: str, wait_s: float) -> _StoreCo
     return _StoreConnection(address, *_connect(address, wait_s, serves, serving_device))
 
 
+def _server_label(address: StoreAddress, names: Sequence[str]) -> str:
+    """Who serves the store, as messages and the failure detector name it."""
+    return "the launcher" if address.served_by_launcher else f"device {names[0]!r}"
+
+
 def _register_and_connect(
     connection: _StoreConnection,
     rank: int,
@@ -162,7 +167,7 @@ def _register_and_connect(
     """All ranks with names, each watched by another one."""
     address, store, serves = connection
     world, name = len(names), names[rank]
-    detector.server = "the launcher" if address.served_by_launcher else f"device {names[0]!r}"
+    detector.server = _server_label(address, names)
     detector.start_watching(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise RankAssignmentError(
@@ -193,8 +198,7 @@ def _rejoin(
     secret: Secret | None,
 ) -> RankGroup:
     """Send heartbeats, and nothing else yet."""
-    by_launcher = connection.address.served_by_launcher
-    detector.server = "the launcher" if by_launcher else f"device {names[0]!r}"
+    detector.server = _server_label(connection.address, names)
     detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
     detector.start_watching(connection.address, serves=connection.serves)
     _require_same_settings(connection.store, names[rank], shared_properties)
