@@ -16,7 +16,7 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
-from planner.network.devices_file import load_devices
+from planner.network.devices_file import describes_all, load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
@@ -112,10 +112,9 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
     )
     sub.add_argument(
         "--gpu",
-        default=DEFAULT_GPU,
         type=gpu,
         metavar="GPU",
-        help=f"GPU of devices without one in --devices: {', '.join(GPUS)}; default %(default)s",
+        help=f"GPU of devices without one in --devices: {', '.join(GPUS)}; default {DEFAULT_GPU}",
     )
     sub.add_argument(
         "--utilization",
@@ -337,6 +336,10 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         )
     cluster = Cluster(network, devices)
     if args.devices is not None:
+        if args.gpu is not None and describes_all(args.devices):
+            raise ValueError(
+                f"--gpu {args.gpu} is not used: {args.devices} describes every device; leave it out"
+            )
         cluster = load_devices(
             args.devices,
             network,
@@ -359,7 +362,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
 
 def usual_devices(args: argparse.Namespace, dtype: Dtype) -> Devices:
     """Build the device that is assumed where a devices file does not describe one."""
-    devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
+    devices = Devices.of_gpu(args.gpu or DEFAULT_GPU, args.utilization, dtype)
     if args.memory_gb is not None:
         devices = replace(devices, memory_bytes=args.memory_gb * 1e9)
     if args.usd_per_hour is not None:

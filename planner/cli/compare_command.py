@@ -8,9 +8,10 @@ from typing import Any
 
 from planner.cli.output import show
 from planner.planning.request import InnerAveraging
-from planner.report.figures import memory, tokens_per_s
+from planner.report.figures import digits, memory, seconds, tokens_per_s
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import number_ranges, quantity
 
 ABOUT = "show two plans side by side"
 EXAMPLE = "planner compare a.json b.json"
@@ -28,17 +29,27 @@ def run(args: argparse.Namespace) -> int:
     rows = [{"what": k, "a": v, "b": second[k], "same": v == second[k]} for k, v in first.items()]
     rows.sort(key=lambda row: bool(row["same"]))
     lines = [f"  {'':<20}{args.a!s:<28}  {args.b}"]
-    lines += [
-        f"{' ' if row['same'] else '*'} {row['what']:<20}{_short(row['a']):<28}  {_short(row['b'])}"
-        for row in rows
-    ]
+    for row in rows:
+        a, b = (_text(str(row["what"]), row[plan]) for plan in ("a", "b"))
+        lines.append(f"{' ' if row['same'] else '*'} {row['what']:<20}{a:<28}  {b}")
     show(args.json, rows, lines)
     return 0
 
 
-def _short(value: Any) -> str:
-    """Format a value with six significant digits."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _text(what: str, value: Any) -> str:
+    """Format a value with its unit."""
+    if value is None:
+        return "-"
+    if what == "recompute":
+        stages = [j for j, does in enumerate(value) if does]
+        return "all" if all(value) else number_ranges(stages) if stages else "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if what.endswith("_s") and what != "tokens_per_s":
+        return seconds(value)
+    if what.endswith("_bytes"):
+        return quantity(value, "B")
+    return digits(value) if isinstance(value, float) else str(value)
 
 
 def facts(plan: TrainingPlan) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.assumed import assumed_sentences
 from planner.network.devices_file import describes_all
+from planner.network.gpus import DEFAULT_GPU
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
     EVEN,
@@ -626,8 +627,9 @@ def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
     flops, memory_bytes = (np.asarray(x).item() for x in (usual.flops, usual.memory_bytes))
     hourly = usual.usd_per_hour
     price = "" if hourly is None else f", {np.asarray(hourly).item():.3g} $ an hour"
+    where = "" if args.devices is None else "as in the devices file, otherwise "
     return (
-        f"{'' if args.devices is None else 'as in the devices file, otherwise '}{args.gpu} with "
+        f"{where}{args.gpu or DEFAULT_GPU} with "
         f"{memory_bytes / 1e9:.3g} GB{price}, assumed to attain {flops / 1e12:.3g} TFLOP/s "
         f"({args.utilization:.0%} of its peak; --utilization)"
     )

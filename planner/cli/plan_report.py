@@ -11,7 +11,7 @@ import numpy as np
 from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
-from planner.network.limit_notes import unstated_sites
+from planner.network.limit_notes import unlimited_sites, unstated_sites
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind
 from planner.planning.straight.parallelism_candidates import ShapeRow
@@ -84,6 +84,7 @@ def plan_data(
         "objective": str(request.objective),
         **timeline_data(timeline, plan.cluster),
         "unstated_sites": unstated_sites(problem.cluster),
+        "unlimited_sites": unlimited_sites(problem.cluster),
         "each_device": each_device,
         "notes": list(_notes(plan)),
     }
@@ -325,6 +326,8 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     if link := data["fullest_link"]:
         step = "a step that averages" if "sync" in data else "a step"
         yield "busiest link", f"{link['name']}: {seconds(link['busy_s'])} of messages {step}"
+    device = data["busiest_device"]
+    yield "busiest device", f"{device['name']}: {seconds(device['busy_s'])} of computation a step"
 
 
 def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
@@ -508,7 +511,7 @@ def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
             f"{data['positions']:,} positions; --sequence sets another length."
         )
     yield from (f"{text}." for text in data.get("assumed_links", ()))
-    for text in (data["assumed_limits"], data["tight_limits"], data["unstated_sites"]):
-        if text:
+    for hint in ("assumed_limits", "tight_limits", "unstated_sites", "unlimited_sites"):
+        if text := data[hint]:
             text = text.removeprefix("assumed: ")
             yield f"{text[:1].upper()}{text[1:]}."

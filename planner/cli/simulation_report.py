@@ -92,12 +92,15 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
 
 
 def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
-    """Return the busiest link of a simulated step, and assumptions about links; JSON-ready."""
+    """Return the busiest link and device of a simulated step, and assumed limits; JSON-ready."""
     fullest = None
     if timeline.loads:
         fullest = {"name": timeline.loads[0].name, "busy_s": float(timeline.loads[0].busy_s)}
+    computing_s = timeline.computing_s()
+    busiest = max(range(len(computing_s)), key=computing_s.__getitem__)
     return {
         "fullest_link": fullest,
+        "busiest_device": {"name": timeline.ids[busiest], "busy_s": computing_s[busiest]},
         "assumed_limits": assumed_limits(cluster),
         "tight_limits": tight_limits(cluster),
     }
@@ -113,4 +116,7 @@ def timeline_lines(
         step = "a step" if interval == 1 else "a step that averages"
         busy, name = fullest["busy_s"], fullest["name"]
         lines.append(f"{'busiest link':<24}{busy:10.4f} s of messages {step}: {name}")
+    busiest = data["busiest_device"]
+    busy, name = busiest["busy_s"], busiest["name"]
+    lines.append(f"{'busiest device':<24}{busy:10.4f} s of computation a step: {name}")
     return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]

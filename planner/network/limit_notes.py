@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
 from planner.utils.text import joined
@@ -64,21 +66,14 @@ def unstated_sites(cluster: Cluster) -> str:
     Devices without a site are modelled with an uplink each. If they share an office's line or a
     machine's network card, the predicted step is too short.
     """
-    out, into = cluster.network.fastest_bytes_per_s
-    free = np.ones(len(cluster), dtype=bool)
-    for limit, fastest in (
-        (cluster.upload_bytes_per_s, out),
-        (cluster.download_bytes_per_s, into),
-    ):
-        if limit is not None:
-            free &= limit >= fastest * (1 - TOLERANCE)
+    unlimited = _unlimited(cluster)
     alone = [
         cluster.devices.sites is None or bool(AUTO_SITE.fullmatch(cluster.devices.sites[d]))
         for d in range(len(cluster))
     ]
     count: dict[str, int] = {}
     for d, region in enumerate(cluster.network.regions):
-        if free[d] and alone[d]:
+        if unlimited[d] and alone[d]:
             count[region] = count.get(region, 0) + 1
     several = [region for region, many in count.items() if many > 1]
     if not several:
@@ -89,3 +84,37 @@ def unstated_sites(cluster: Cluster) -> str:
         "they share a line (one office, one network card), the step takes longer than predicted; "
         "give them the same site, with site_upload_mbps and site_download_mbps, in the devices file"
     )
+
+
+def unlimited_sites(cluster: Cluster) -> str:
+    """A hint that sites of several devices have no limits; empty if all have, or there is one."""
+    devices = cluster.devices
+    if devices.sites is None or len(set(devices.sites)) < 2:
+        return ""
+    limits = (devices.site_upload_bytes_per_s or {}, devices.site_download_bytes_per_s or {})
+    count = Counter(devices.sites[d] for d in np.flatnonzero(_unlimited(cluster)).tolist())
+    sites = [
+        site
+        for site, many in count.items()
+        if many > 1 and not all(site in limit for limit in limits)
+    ]
+    if not sites:
+        return ""
+    return (
+        f"no rate is given for the shared line of {joined(sites)}: it is assumed to carry whatever "
+        "its devices send and receive. If it carries less, the step takes longer than predicted; "
+        "give site_upload_mbps and site_download_mbps in the devices file"
+    )
+
+
+def _unlimited(cluster: Cluster) -> NDArray[np.bool_]:
+    """Devices whose own up- and download are not below their fastest pair."""
+    out, into = cluster.network.fastest_bytes_per_s
+    unlimited = np.ones(len(cluster), dtype=bool)
+    for limit, fastest in (
+        (cluster.upload_bytes_per_s, out),
+        (cluster.download_bytes_per_s, into),
+    ):
+        if limit is not None:
+            unlimited &= limit >= fastest * (1 - TOLERANCE)
+    return unlimited

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.checker.bound_basis import bound_bases
-from planner.network.limit_notes import assumed_limits, unstated_sites
+from planner.network.limit_notes import assumed_limits, unlimited_sites, unstated_sites
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed_steps import Executed
@@ -203,7 +203,8 @@ def _placement_note(plan: TrainingPlan) -> str:
     sentences = [
         "Regions are laid out by latency and devices coloured by stage. Lines mark the busiest "
         "pairs, rings the devices with the busiest uplinks or downlinks",
-        *(text for text in (out, assumed_limits(plan.cluster), unstated_sites(plan.cluster))),
+        out,
+        *(hint(plan.cluster) for hint in (assumed_limits, unstated_sites, unlimited_sites)),
     ]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences if text)
 

@@ -243,13 +243,18 @@ class Timeline:
             busy[pair] = busy.get(pair, 0.0) + t.left_s - t.leaves_s
         return sorted(busy.items(), key=lambda item: (-item[1], item[0]))[:count]
 
-    def idle(self) -> list[float]:
-        """The share of a step during which each device does not compute."""
+    def computing_s(self) -> list[float]:
+        """Seconds of a step that each device computes."""
         busy = [0.0] * len(self.ids)
         for op in (*self.ops, *self.closing):
             if op.kind != "A":
                 busy[op.device] += op.end_s - op.start_s
+        return busy
+
+    def idle(self) -> list[float]:
+        """The share of a step during which each device does not compute."""
         step_s = self.step_s or self.makespan_s
+        busy = self.computing_s()
         return [max(1 - busy_s / step_s, 0.0) if step_s > 0 else 1.0 for busy_s in busy]
 
     def gantt(

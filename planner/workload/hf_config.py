@@ -65,12 +65,17 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     if arch.sequence > DEFAULT_SEQUENCE:
         arch = replace(arch, sequence=DEFAULT_SEQUENCE, positions=arch.position_rows)
     workload = transformer(
-        str(config.get("_name_or_path") or Path(path).stem),
+        str(config.get("_name_or_path") or _name(Path(path))),
         arch,
         batch_samples=batch,
         source=f"Hugging Face config.json, model_type {config['model_type']}",
     )
     return changed(workload, changes)
+
+
+def _name(path: Path) -> str:
+    """The file's name, or its folder's where every model's file is called ``config.json``."""
+    return (path.stem if path.stem != "config" else path.absolute().parent.name) or path.stem
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
 from planner.report.figures import seconds
 from planner.search.stop import StopRun
+from planner.simulator.simulator import simulate
 from planner.training_plan.file import load_plan
 from planner.workload.precision import Precision
 from planner.workload.workload import Workload
@@ -786,8 +787,28 @@ def test_device_that_cannot_compute_is_listed_as_left_out(
     said = unwrapped(capsys.readouterr().out)
     assert "Ohio: cannot compute, and as aggregators they would not make averaging faster" in said
     assert main([*words.split(), "--json"]) == 0
-    left_out = json.loads(capsys.readouterr().out)["left_out"]
-    assert ["Ohio"] in [one["devices"] for one in left_out]
+    data = json.loads(capsys.readouterr().out)
+    assert ["Ohio"] in [one["devices"] for one in data["left_out"]]
+    plan = load_plan(out)
+    busy = simulate(plan).computing_s()
+    busiest = plan.cluster.network.ids[busy.index(max(busy))]
+    assert data["busiest_device"] == {"name": busiest, "busy_s": max(busy)}
+    assert f"busiest device {busiest}: " in said
+
+
+def test_gpu_option_beside_a_complete_devices_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused where no row needs it, instead of being ignored."""
+    devices = tmp_path / "devices.csv"
+    words = f"plan --network aws8_dtfm_worldwide_2022 --devices {devices} --gpu H100 "
+    words += f"--workload gpt2-tiny --effort 0.1 --no-pictures --out {tmp_path / 'plan.json'}"
+    devices.write_text("name,gpu\nOregon,A100\nVirginia,A100\n")
+    assert main(words.split()) == 2
+    assert "--gpu H100 is not used: " in capsys.readouterr().err
+    devices.write_text("name,gpu\nOregon,A100\nVirginia,\n")
+    assert main(words.split()) == 0
+    assert "otherwise H100 with" in unwrapped(capsys.readouterr().out)
 
 
 def test_changes_of_alternatives_are_sentences() -> None:

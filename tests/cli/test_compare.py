@@ -25,7 +25,9 @@ def test_differences_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [row["what"] for row in rows[:2]] == ["clip", "hash"]
     assert main(["compare", str(a), str(a)]) == 0
     out = capsys.readouterr().out
-    assert "*" not in out and f"{plan.predicted.step_s:.6g} " in out and "free_memory_bytes" in out
+    assert (
+        "*" not in out and f"{plan.predicted.step_s:.4g} s " in out and "free_memory_bytes" in out
+    )
     assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
-from planner.network.limit_notes import tight_limits, unstated_sites
+from planner.network.limit_notes import tight_limits, unlimited_sites, unstated_sites
 from planner.network.network import Network
 from planner.planning.averaging.aggregators import on_cluster
 from planner.simulator.resources import Ints
@@ -415,3 +415,26 @@ def test_hint_for_devices_of_one_region_without_sites() -> None:
     assert unstated_sites(Cluster(network, partly)).startswith("2 devices of x have no site")
     part = Cluster(network, partly).subset([1, 2, 3])
     assert "devices of x have no site" in unstated_sites(part)
+
+
+def test_hint_for_sites_without_limits() -> None:
+    """The hint is absent for single sites, for sites of one device and for limited devices."""
+    network = random_network(4)
+    sites = ["office", "office", "lab", "lab"]
+    free = Devices(1e9, 1e12, sites=sites)
+    assert "line of office, lab" in unlimited_sites(Cluster(network, free))
+    upload_only = Devices(1e9, 1e12, sites=sites, site_upload_bytes_per_s={"office": 1, "lab": 1})
+    assert "line of office, lab" in unlimited_sites(Cluster(network, upload_only))
+    lab = {"lab": 1.0}
+    partly = Devices(
+        1e9, 1e12, sites=sites, site_upload_bytes_per_s=lab, site_download_bytes_per_s=lab
+    )
+    assert "line of office:" in unlimited_sites(Cluster(network, partly))
+    out, into = network.fastest_bytes_per_s
+    limited = Devices(
+        1e9, 1e12, sites=sites, upload_bytes_per_s=out / 2, download_bytes_per_s=into / 2
+    )
+    single = Devices(1e9, 1e12, sites=["office"] * 4)
+    alone = Devices(1e9, 1e12, sites=["a", "b", "c", "d"])
+    for devices in (limited, single, alone, Devices(1e9, 1e12)):
+        assert unlimited_sites(Cluster(network, devices)) == ""

@@ -108,6 +108,7 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
         )
     )
     made = Workload.from_hf_config(path, batch_samples=61)
+    assert made.name == tmp_path.name
     assert made.parameters == Workload.preset("llama-3-1b").parameters
     gpt2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
     path.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
