@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.network.dtype import Dtype
+from planner.utils.csv_table import read_csv
 from planner.utils.text import closest_match, quantity
 from planner.utils.validate import short_repr
 
@@ -70,230 +73,34 @@ class Gpu:
         return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 
 
-REPORTED = "total capacity in PyTorch's OutOfMemoryError"
+TABLE = Path(__file__).with_name("gpus.csv")
+"""A row per GPU. Driver names are separated by ``;``. Prices change and differ by region; a devices
+file states actual ones."""
+ROWS = read_csv(TABLE).rows
 
 
-def on_demand(instance: str) -> str:
-    """Source of a price. Prices change and differ by region; a devices file states actual ones."""
-    return f"AWS EC2 {instance}, us-east-1, on demand, list price of 2024"
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    price = row["usd_per_hour"]
+    return Gpu(
+        # read with their exponent: the same floats as literals of FLOP/s
+        float(f"{row['peak_tflops']}e12"),
+        float(f"{row['fp32_tflops']}e12"),
+        float(row["memory_gib"]) * GIB,
+        int(row["sold_gb"]),
+        row["source"],
+        row["memory_source"],
+        row["has_bf16"] == "yes",
+        float(price) if price else None,
+        row["price_source"],
+    )
 
 
-GPUS: dict[str, Gpu] = {
-    "T4": Gpu(
-        *(65e12, 8.1e12, 14.56 * GIB),
-        16,
-        "NVIDIA T4 data sheet",
-        f"{REPORTED}, github.com/Zheng-Chong/CatVTON/issues/133",
-        has_bf16=False,
-        usd_per_hour=0.526,
-        price_source=on_demand("g4dn.xlarge"),
-    ),
-    "V100": Gpu(
-        *(125e12, 15.7e12, 15.77 * GIB),
-        16,
-        "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1",
-        f"{REPORTED}, as of V100-32GB",
-        has_bf16=False,
-        usd_per_hour=3.06,
-        price_source=on_demand("p3.2xlarge"),
-    ),
-    "V100-32GB": Gpu(
-        *(125e12, 15.7e12, 31.74 * GIB),
-        32,
-        "NVIDIA V100 data sheet",
-        f"{REPORTED}, github.com/liucongg/ChatGLM-Finetuning/issues/73",
-        has_bf16=False,
-        usd_per_hour=3.902,
-        price_source=on_demand("p3dn.24xlarge, an eighth"),
-    ),
-    "V100-PCIE": Gpu(
-        *(112e12, 14e12, 15.77 * GIB),
-        16,
-        "NVIDIA V100 data sheet (PCIe)",
-        f"{REPORTED}, as of V100-32GB",
-        has_bf16=False,
-    ),
-    "V100-PCIE-32GB": Gpu(
-        *(112e12, 14e12, 31.74 * GIB),
-        32,
-        "NVIDIA V100 data sheet (PCIe)",
-        f"{REPORTED}, as of V100-32GB",
-        has_bf16=False,
-    ),
-    "A10": Gpu(
-        *(125e12, 31.2e12, 22.0 * GIB),
-        24,
-        "NVIDIA A10 data sheet",
-        "22.6 GiB in nvidia-smi, github.com/signalnine/q27/issues/1, less the driver's part",
-        usd_per_hour=1.006,
-        price_source=on_demand("g5.xlarge, which has an A10G"),
-    ),
-    "A10G": Gpu(
-        *(70e12, 31.52e12, 22.0 * GIB),
-        24,
-        "NVIDIA A10G data sheet for AWS, without sparsity",
-        f"{REPORTED} of an A10, 21.99 GiB, github.com/zai-org/CogVLM/issues/236",
-        usd_per_hour=1.006,
-        price_source=on_demand("g5.xlarge"),
-    ),
-    "A40": Gpu(
-        *(149.7e12, 37.4e12, 44.4 * GIB),
-        48,
-        "NVIDIA A40 data sheet; DT-FM paper, section 10.5",
-        f"{REPORTED} of an L40S, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205",
-    ),
-    "L40S": Gpu(
-        *(362e12, 91.6e12, 44.4 * GIB),
-        48,
-        "NVIDIA L40S data sheet, without sparsity",
-        f"{REPORTED}, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205; others less",
-        usd_per_hour=1.861,
-        price_source=on_demand("g6e.xlarge"),
-    ),
-    "RTXA6000": Gpu(
-        *(154.8e12, 38.7e12, 47.5 * GIB),
-        48,
-        "NVIDIA RTX A6000 data sheet, half of the figure with sparsity",
-        "49140 MiB in nvidia-smi (48.0 GiB), less the driver's part",
-    ),
-    "RTXA5000": Gpu(
-        *(111.1e12, 27.8e12, 23.5 * GIB),
-        24,
-        "NVIDIA RTX A5000 data sheet, half of the figure with sparsity",
-        "24564 MiB in nvidia-smi (24.0 GiB), less the driver's part",
-    ),
-    "RTX6000ADA": Gpu(
-        *(364.2e12, 91.1e12, 44.4 * GIB),
-        48,
-        "NVIDIA RTX 6000 Ada data sheet, a quarter of the FP8 figure with sparsity",
-        f"{REPORTED}, 44.43 GiB, github.com/DINGYANB/MTVCrafter/issues/21",
-    ),
-    "L4": Gpu(
-        *(121e12, 30.3e12, 22.0 * GIB),
-        24,
-        "NVIDIA L4 data sheet, half of the figure with sparsity",
-        "23034 MiB in nvidia-smi, less the driver's part",
-        usd_per_hour=0.805,
-        price_source=on_demand("g6.xlarge"),
-    ),
-    "A100": Gpu(
-        *(312e12, 19.5e12, 39.50 * GIB),
-        40,
-        "NVIDIA A100 data sheet",
-        f"{REPORTED}, github.com/TianheWu/CoSeR/issues/10",
-        usd_per_hour=4.097,
-        price_source=on_demand("p4d.24xlarge, an eighth"),
-    ),
-    "A100-80GB": Gpu(
-        *(312e12, 19.5e12, 79.14 * GIB),
-        80,
-        "NVIDIA A100 data sheet",
-        f"{REPORTED}, 79.25 GiB, github.com/levihsu/OOTDiffusion/issues/235; others less",
-        usd_per_hour=5.121,
-        price_source=on_demand("p4de.24xlarge, an eighth"),
-    ),
-    "H100": Gpu(
-        *(989e12, 66.9e12, 79.1 * GIB),
-        80,
-        "NVIDIA H100 SXM data sheet, without sparsity",
-        "81559 MiB in nvidia-smi (79.6 GiB), less the driver's part",
-        usd_per_hour=12.29,
-        price_source=on_demand("p5.48xlarge, an eighth"),
-    ),
-    "H100-PCIE": Gpu(
-        *(756e12, 51.2e12, 79.1 * GIB),
-        80,
-        "NVIDIA H100 PCIe data sheet, without sparsity",
-        "81559 MiB in nvidia-smi (79.6 GiB), less the driver's part",
-    ),
-    "H200": Gpu(
-        *(989e12, 66.9e12, 150.1e9),
-        141,
-        "NVIDIA H200 SXM data sheet, without sparsity",
-        "torch.cuda.mem_get_info, benchmarks/results/gpu-check-2026-11-26.md",
-    ),
-    "B200": Gpu(
-        *(2250e12, 75e12, 178.35 * GIB),
-        180,
-        "NVIDIA HGX B200 data sheet, an eighth, without sparsity",
-        REPORTED,
-    ),
-    "RTX3060": Gpu(
-        *(25.5e12, 12.7e12, 11.7 * GIB),
-        12,
-        "GA102 white paper's rate of a tensor core: 112 cores at 1.777 GHz",
-        f"{REPORTED}, 11.75 GiB, github.com/Kunhao-Liu/StyleGaussian/issues/12",
-    ),
-    "RTX3080": Gpu(
-        *(59.5e12, 29.8e12, 9.75 * GIB),
-        10,
-        "NVIDIA GA102 white paper, FP32 accumulate",
-        f"{REPORTED}, 9.78 GiB, github.com/zai-org/CogVideo/issues/34",
-    ),
-    "RTX3090": Gpu(
-        *(71e12, 35.6e12, 23.6 * GIB),
-        24,
-        "NVIDIA GA102 white paper, FP32 accumulate",
-        f"{REPORTED} of the RTX 4090",
-    ),
-    "RTX4080": Gpu(
-        *(97.5e12, 48.7e12, 15.6 * GIB),
-        16,
-        "NVIDIA Ada white paper, FP32 accumulate",
-        "16376 MiB in nvidia-smi (16.0 GiB), less the driver's part",
-    ),
-    "RTX4090": Gpu(
-        *(165.2e12, 82.6e12, 23.64 * GIB),
-        24,
-        "NVIDIA Ada white paper, FP32 accumulate",
-        f"{REPORTED}, github.com/ali-vilab/VGen/issues/104",
-    ),
-    "RTX5080": Gpu(
-        *(112.6e12, 56.3e12, 15.4 * GIB),
-        16,
-        "NVIDIA RTX Blackwell white paper, FP32 accumulate",
-        "16303 MiB in nvidia-smi (15.9 GiB), less the driver's part",
-    ),
-    "RTX5090": Gpu(
-        *(209.5e12, 104.8e12, 31.37 * GIB),
-        32,
-        "NVIDIA RTX Blackwell white paper, FP32 accumulate",
-        f"{REPORTED}, github.com/Wan-Video/Wan2.1/issues/465",
-    ),
-}
-
+GPUS: dict[str, Gpu] = {row.cells["name"]: _gpu(row.cells) for row in ROWS}
 DEFAULT_GPU = "A100"
 """Default GPU: common, and supports bf16, the default format."""
 
 CALLED = {
-    "Tesla T4": "T4",
-    "Tesla V100-SXM2-16GB": "V100",
-    "Tesla V100-SXM2-32GB": "V100-32GB",
-    "Tesla V100-PCIE-16GB": "V100-PCIE",
-    "Tesla V100-PCIE-32GB": "V100-PCIE-32GB",
-    "NVIDIA A10": "A10",
-    "NVIDIA A10G": "A10G",
-    "NVIDIA A40": "A40",
-    "NVIDIA L40S": "L40S",
-    "NVIDIA RTX A6000": "RTXA6000",
-    "NVIDIA RTX A5000": "RTXA5000",
-    "NVIDIA RTX 6000 Ada Generation": "RTX6000ADA",
-    "NVIDIA L4": "L4",
-    "NVIDIA A100-SXM4-40GB": "A100",
-    "NVIDIA A100-PCIE-40GB": "A100",
-    "NVIDIA A100-SXM4-80GB": "A100-80GB",
-    "NVIDIA A100 80GB PCIe": "A100-80GB",
-    "NVIDIA H100 80GB HBM3": "H100",
-    "NVIDIA H100 PCIe": "H100-PCIE",
-    "NVIDIA H200": "H200",
-    "NVIDIA B200": "B200",
-    "NVIDIA GeForce RTX 3060": "RTX3060",
-    "NVIDIA GeForce RTX 3080": "RTX3080",
-    "NVIDIA GeForce RTX 3090": "RTX3090",
-    "NVIDIA GeForce RTX 4080": "RTX4080",
-    "NVIDIA GeForce RTX 4090": "RTX4090",
-    "NVIDIA GeForce RTX 5080": "RTX5080",
-    "NVIDIA GeForce RTX 5090": "RTX5090",
+    called: row.cells["name"] for row in ROWS for called in row.cells["driver_names"].split("; ")
 }
 """Names in the table by driver name; other GPUs of a family have other peaks."""
 
