@@ -11,10 +11,11 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from traceback import walk_tb
@@ -147,7 +148,7 @@ def _run(args: argparse.Namespace) -> int:
         interrupted = INTERRUPTS.requested and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if interrupted else code
     except ValueError as error:
-        say(f"planner {args.command}: {error}")
+        say(f"planner {args.command}: {_with_options(str(error), vars(args))}")
         return BAD_INPUT
     except WrongBoundError as error:
         say(f"planner {args.command}: {error}")
@@ -170,6 +171,23 @@ def _run(args: argparse.Namespace) -> int:
             raise
         say(f"planner {args.command}: interrupted ({type(error).__name__})")
         return 128 + INTERRUPTS.number
+
+
+def _with_options(message: str, parameters: Iterable[str]) -> str:
+    """Write parameters in a message as options: ``sync_every`` as ``--sync-every``.
+
+    Parameters of one word are only replaced where they cannot be an English word, and fields of
+    files keep their names.
+    """
+    if re.search(r"\.(csv|json)\b", message):
+        return message
+    for name in parameters:
+        word = rf"\b{name}\b"
+        if "_" not in name:
+            after = r"(?= (is|goes|follows|out|too)\b| '|,|$)"
+            word = rf"(^|(?<=\bgive )|(?<=\bleave )){name}{after}"
+        message = re.sub(word, f"--{name.replace('_', '-')}", message)
+    return message
 
 
 @contextmanager

@@ -471,7 +471,7 @@ def test_plan_with_cbs_and_given_layers(tmp_path: Path, capsys: pytest.CaptureFi
     mean = (3 * sum(layers) / len(layers) + 12) / 4
     assert data["visited_layers"] == pytest.approx(mean)
     assert main([*argv, "--stage-layers", "1,3,4", "--out", str(path)]) == 2
-    assert "stage_layers lists 3 stages but there are 4" in capsys.readouterr().err
+    assert "--stage-layers lists 3 stages but there are 4" in capsys.readouterr().err
     assert main([*argv, "--stage-layers", "2,3,4,4", "--out", str(path)]) == 2
     assert "stage_layers must be 4 ranges that follow each other" in capsys.readouterr().err
 
@@ -610,9 +610,9 @@ def test_invalid_path_files(
         ([*SKIPPING, "--batch-samples", "7"], "must be a multiple of 3"),
         (
             ["plan", *SKIPPING[1:5], "--stages", "4", "--full-every", "3"],
-            "full_every is 3, which only partial paths can have",
+            "--full-every is 3, which only partial paths can have",
         ),
-        (["plan", *SKIPPING[1:5], "--pipelines", "2"], "give stages, or 'auto'"),
+        (["plan", *SKIPPING[1:5], "--pipelines", "2"], "give --stages, or 'auto'"),
     ],
 )
 def test_invalid_path_requests(

@@ -353,3 +353,17 @@ def test_verbose_logs_solver_progress(capsys: pytest.CaptureFixture[str]) -> Non
     assert said and all(" planner.search.incumbent: " in line for line in said)
     assert main([*command, "-q"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_parameters_in_messages_are_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages name options as they are typed; words and fields of files stay."""
+    words = "plan --network aws8_dtfm_worldwide_2022 --workload gpt2-tiny"
+    for options, said in (
+        ("--microbatch-samples 0", "--microbatch-samples is 0;"),
+        ("--stages 99", "--stages is 99; it must be from 1 to the 8 devices"),
+        ("--stage-sizes 4,4", "give --path-stages (all stages for full paths), or leave --stage-s"),
+        ("--within region", "--within goes with --sync-every above 1, found --sync-every 1;"),
+        ("--stages 3", "8 devices cannot be divided into 3 equal stages;"),
+    ):
+        assert main([*words.split(), *options.split()]) == 2
+        assert said in capsys.readouterr().err
