@@ -125,7 +125,12 @@ def layers_of(problem: PlanningProblem, stages: int) -> Layers:
         return workload.even_split(stages)
     ends = [0, *(stop for _, stop in layers)]
     follow = all(start == end < stop for end, (start, stop) in zip(ends, layers, strict=False))
-    if len(layers) != stages or not follow or ends[-1] != len(workload.layers):
+    if len(layers) == stages and follow and ends[-1] != len(workload.layers):
+        raise ProblemError(
+            f"stage_layers lists {ends[-1]} layers, the model has {len(workload.layers)}; correct "
+            "them"
+        )
+    if len(layers) != stages or not follow:
         raise ProblemError(
             f"stage_layers must be {stages} ranges that follow each other over the "
             f"{len(workload.layers)} layers, found {[list(part) for part in layers]}; correct them"

@@ -89,7 +89,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
             "schedule is 'gpipe', which only straight .*; give a number of stages",
         ),
         ({"recompute": [0]}, "recompute goes with a number of stages; give stages too"),
-        ({"stage_layers": [(0, 3)]}, "stage_layers must be 1 ranges that follow each other"),
+        ({"stage_layers": [(0, 3)]}, "stage_layers lists 3 layers, the model has 4; correct"),
         ({"head": "first"}, "head is 'first', which only straight pipelines can have"),
         ({"microbatch_samples": 5}, "batch_samples must be a multiple of microbatch_samples"),
         ({"method": "genetic"}, "method is 'genetic', which only straight pipelines and partial"),
