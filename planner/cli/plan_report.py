@@ -237,8 +237,8 @@ def ratio(step_s: float, own_s: float) -> str:
     times = step_s / own_s
     if abs(times - 1) < SAME:
         return "as long as this plan"
-    digits = f"{times:.2f}" if times > 0.1 else f"{times:.2g}"
-    return f"{digits} times as long as this plan{' (faster)' * (times < 1)}"
+    shown = f"{times:.2f}" if 0.1 < times < 100 else f"{times:.2g}" if times < 1 else digits(times)
+    return f"{shown} times as long as this plan{' (faster)' * (times < 1)}"
 
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:

@@ -187,13 +187,13 @@ class _EventPrinter:
         tokens = samples(plan) * (0 if work is None else work.sequence)
         self._print(
             f"training {workload.name}: {steps} steps of {tokens:,.0f} tokens; planned on "
-            f"{plan.network_name or 'its network'}: {plan.predicted.step_s:.3f} s a step"
+            f"{plan.network_name or 'its network'}: {_time(plan.predicted.step_s)} a step"
         )
         if advice:
             self._print(advice)
         if predicted is not None:
             self._say_predicted()
-        self._phase(f"starting {len(plan.cluster.network.ids)} processes")
+        self._phase(f"starting {counted(len(plan.cluster.network.ids), 'process')}")
 
     def take(self, line: str) -> None:
         """Handle one line of a rank's standard output."""
@@ -255,7 +255,7 @@ class _EventPrinter:
     def _say_predicted(self) -> None:
         assert self._predicted is not None
         mean = sum(self._predicted) / len(self._predicted)
-        self._print(f"predicted on this machine: {mean:.3f} s a step")
+        self._print(f"predicted on this machine: {_time(mean)} a step")
 
     def _phase(self, doing: str) -> None:
         self._doing = doing
@@ -283,6 +283,11 @@ def _number(value: float | None, shape: str) -> str:
     return "not finite" if value is None else format(value, shape)
 
 
+def _time(value: float) -> str:
+    """Format seconds with three decimals, or three significant digits of a short time."""
+    return f"{value:.3f} s" if value >= 0.1 else f"{value:.3g} s"
+
+
 def _line(event: dict[str, Any], predicted_s: float) -> str:
     loss, of = _number(event["loss"], "8.4f"), event["loss_step"]
     loss = "no loss yet" if of is None else f"loss {loss} (of step {of})"
@@ -292,8 +297,8 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
         if "loss_scale" in event and event["gradient_norm"] is None:
             norm += f", skipped; loss scale {event['loss_scale']:g} from now on"
     return (
-        f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
-        f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
+        f"step {event['step']:4d}   {loss}   measured {_time(event['took_s']):>9}   predicted "
+        f"{_time(predicted_s):>9}   {event['tokens_per_s']:.0f} tokens/s"
         + (f"   MFU {event['mfu']:.1%}" if "mfu" in event else "")
         + norm
     )
@@ -327,9 +332,9 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
         suffix = f" ({', '.join(labels)})" if labels else ""
         print(
             f"median of steps {steps[1]['step']} to {steps[-1]['step']}{suffix}: measured "
-            f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
+            f"{_time(middle)}, predicted on this machine {_time(predicted)} "
             f"({middle / predicted - 1:+.0%}), planned on "
-            f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
+            f"{plan.network_name or 'its network'} {_time(plan.predicted.step_s)}"
             + (" in the mean" if plan.sync.every_steps > 1 else "")
             + f"; only {counted(len(mine), 'step')} measured" * (len(mine) < FEW_STEPS)
         )
