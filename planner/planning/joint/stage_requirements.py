@@ -44,8 +44,8 @@ its last operation to the end of the step, q during which none of the bytes o is
     (5)  o / u_m <= D - q                       all bytes are sent
     (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch
 
-The last operation is followed by averaging, or by its microbatch's way back to the first stage, so
-e = max(r_m, way back).
+The last operation is followed by averaging, or by its microbatch's backward passes in the stages
+before this one, so e = max(r_m, these passes).
 
 ==============  ===============================  ================  ===========  ===============
 role            stage                            g                 i            o
@@ -341,14 +341,14 @@ class StageRequirements:
             for size in (self.input_bytes, self.output_bytes)
         )
         self.input_latency_s = np.where(self.input_bytes > 0, self.pool.hop_s, 0.0)
-        self.way_in_s = flops_before[self.starts, None] / self.fastest
+        self.upstream_forward_s = flops_before[self.starts, None] / self.fastest
         self.previous_layer_s = flops[self.starts, None] / self.fastest
         # a gradient comes from the last layers, through F, H and B there
         turnaround_s = (flops[-1] + self.head_flops.max()) / self.fastest
         self.turnaround_s = (
             turnaround_s + 2 * (flops_before[-1] - flops_before[self.stops, None]) / self.fastest
         )
-        self.way_back_s = 2 * flops_before[self.starts, None] / self.fastest
+        self.upstream_backward_s = 2 * flops_before[self.starts, None] / self.fastest
 
     def _set_averaging(self, unencoded_ratio: float) -> None:
         """``unencoded_ratio``: bytes averaged within regions over those of one encoded vector."""
@@ -369,12 +369,14 @@ class StageRequirements:
         # nothing is sent while the last messages of a round travel; without a round, while the last
         # gradient travels through all stages before this one
         sends = (self.m > 1) & (self.vector_bytes > 0)
-        self.unsent_s = np.where(sends, self.pool.rtt_s, self.input_latency_s + self.way_back_s)
-        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.way_back_s)
+        self.unsent_s = np.where(
+            sends, self.pool.rtt_s, self.input_latency_s + self.upstream_backward_s
+        )
+        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
 
     def whole_pipeline(self) -> Requirement:
         """Any stage, if the first stage begins its step at T: everything follows T."""
-        return self._full_step(self.way_in_s, arrives=True)
+        return self._full_step(self.upstream_forward_s, arrives=True)
 
     def downstream(self) -> Requirement:
         """A stage after the one that begins at T, which is not the first: everything follows T."""
@@ -388,14 +390,14 @@ class StageRequirements:
         requirement = self._full_step(np.zeros_like(self.input_bytes), arrives=False)
         return requirement._replace(fits=requirement.fits & (self.m > 1))
 
-    def _full_step(self, way_s: Floats, *, arrives: bool) -> Requirement:
-        """F, B and H follow T; ``way_s`` from T to the end of the previous stage's first F."""
+    def _full_step(self, earliest_s: Floats, *, arrives: bool) -> Requirement:
+        """F, B and H follow T; the previous stage's first F ends ``earliest_s`` after T."""
         flops = self.forward_flops + self.backward_flops[0] + self.head_flops
-        received, begin_s, first_arrival_s = self.output_bytes, way_s, way_s
+        received, begin_s, first_arrival_s = self.output_bytes, earliest_s, earliest_s
         if arrives:
             received = received + self.input_bytes
-            begin_s = way_s + self.hop_in_s
-            first_arrival_s = way_s + self.input_latency_s
+            begin_s = earliest_s + self.hop_in_s
+            first_arrival_s = earliest_s + self.input_latency_s
         least_s = np.maximum(
             begin_s + self.microbatches_per_device * flops / self.fastest,  # (1)
             first_arrival_s + self.microbatches * received / self.most_down,  # (2)

@@ -96,9 +96,9 @@ class _Search:
 
     def result(self) -> PlannedShape:
         """All trials, then the best one's paths with the remaining limit."""
-        arranged = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
-        self.interrupted = arranged.certificate.stop_reason == "interrupted"
-        groups = arranged.assignment.groups
+        placement = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
+        self.interrupted = placement.certificate.stop_reason == "interrupted"
+        groups = placement.assignment.groups
         self._try(groups, self.shape.layers, FIRST_PATHS_SHARE)
         self._try_layers(groups)
         if self.best is not None and self.problem.request.path_method == PathMethod.AUTO:
@@ -112,7 +112,7 @@ class _Search:
         if self.best is None:
             raise self.refused or ProblemError("no placement of these devices has paths")
         best = self.best
-        certificate = arranged.certificate
+        certificate = placement.certificate
         same = best.plan.assignment.groups == groups and best.shape.layers == self.shape.layers
         if not same:
             reason = certificate.stop_reason

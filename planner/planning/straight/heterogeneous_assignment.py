@@ -33,7 +33,7 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
     except ProblemError:
         return float("inf")
     fitted = shape.with_layers(layers)
-    microbatches = -(-shape.microbatches // shape.starts)
+    microbatches = -(-shape.microbatches // shape.pipelines)
     busiest = max(
         microbatches * costs.busy_s(min(float(cluster.flops[d]) for d in group))
         for group, costs in zip(groups, fitted.costs(workload), strict=True)
@@ -78,7 +78,7 @@ def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: 
 def sorted_by_speed(problem: PlanningProblem, shape: Shape) -> Groups:
     """Stages of similar devices, slowest first; an initial solution that ignores the network."""
     order = np.lexsort((problem.cluster.memory_bytes, problem.cluster.flops))
-    stages = order.reshape(shape.stages, shape.starts).tolist()
+    stages = order.reshape(shape.stages, shape.pipelines).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
