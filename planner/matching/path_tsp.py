@@ -42,7 +42,7 @@ class OpenPathParams:
         total, and at least ``min_starts``.
     circuit_nodes
         Maximum number of nodes for which CP-SAT improves the bound.
-    effort
+    max_work
         CP-SAT's deterministic time without a pure time limit.
     """
 
@@ -50,7 +50,7 @@ class OpenPathParams:
     min_starts: int = 4
     max_start_nodes: int = 2000
     circuit_nodes: int = 120
-    effort: float = 20.0
+    max_work: float = 20.0
 
 
 def open_path(
@@ -317,7 +317,7 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
         else solver_for(
             seed=1,
             max_s=best.run.remaining_s,
-            max_work=min(params.effort, best.run.remaining_effort),
+            max_work=min(params.max_work, best.run.remaining_effort),
         )
     )
     status = solve_interruptibly(solver, model)

@@ -32,7 +32,7 @@ MODULES = (
     "planner.checker.event_loop",
     "planner.matching.bottleneck",
     "planner.matching.path_tsp",
-    "planner.genetic.arrangement",
+    "planner.genetic.matched_assignment",
     "planner.genetic.anneal",
     "planner.genetic.local_search",
     "planner.mapf.list_scheduling",
