@@ -28,7 +28,7 @@ def is_achievable(
     max_work: float,
     max_s: float = math.inf,
 ) -> bool | None:
-    """Whether a plan has levels <= ``level`` on the boundaries of ``mask``, and eq. 2 <= ``ceiling``.
+    """Whether a plan has levels <= ``level`` on the set ``mask``, and eq. 2 <= ``ceiling``.
 
     Costs are rounded so that the model is a relaxation. None if the limit is reached.
     """

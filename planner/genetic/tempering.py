@@ -113,8 +113,8 @@ class ParallelTempering:
     ----------
     incumbent
         Receives the slots of every better assignment (`planner.genetic.matched_assignment`) and its
-        cost by eq. 1 in seconds; the first one has the devices in their given order. Its stopping criterion
-        ends the search, and its seed is used.
+        cost by eq. 1 in seconds; the first one has the devices in their given order. Its stopping
+        criterion ends the search, and its seed is used.
 
     References
     ----------
