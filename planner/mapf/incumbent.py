@@ -112,8 +112,8 @@ class PathIncumbent(Incumbent[PathSchedule]):
             if op.kind == "H":
                 step = length
             else:
-                place = plan.paths[op.microbatch].index(op.device)
-                step = place if op.kind == "F" else 2 * length - place
+                position = plan.paths[op.microbatch].index(op.device)
+                step = position if op.kind == "F" else 2 * length - position
             begin[op.microbatch, step] = op.start_s
         return begin
 

@@ -176,7 +176,7 @@ def solve_paths(
     per_effort = (nodes_per_effort if chosen is PathMethod.CBS else steps_per_effort)(arrays)
     run = started(stop, per_effort)
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
-    reason = arrays.impossible()
+    reason = arrays.infeasibility()
     if reason is not None:
         result: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
         return result
@@ -186,7 +186,7 @@ def solve_paths(
         ):
             first = None
             initial_plans(arrays, incumbent)
-        raise_simple_bound(arrays, incumbent)
+        offer_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
             _auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
         elif chosen is PathMethod.CBS:
@@ -217,8 +217,8 @@ def nodes_per_effort(arrays: PathArrays) -> float:
     return max(1.0, NODES_PER_EFFORT * agents * stages)
 
 
-def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
-    """Raise the bound by `simple_bound`."""
+def offer_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
+    """Offer `simple_bound` as a lower bound."""
     bound = simple_bound(arrays)
     incumbent.offer_bound(bound.seconds, bound.basis, bound.witness)
 
@@ -230,11 +230,11 @@ def improve(
     if run.check() is not None:
         return
     if run.paced_by_time:
-        _by_time(search, exact, run, params)
+        _improve_by_time(search, exact, run, params)
     elif math.isfinite(run.remaining_effort):
-        _by_effort(search, exact, run, params)
+        _improve_by_effort(search, exact, run, params)
     else:
-        _by_count(search, exact, run, params)
+        _improve_by_iterations(search, exact, run, params)
 
 
 def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRun:
@@ -340,7 +340,7 @@ def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Pat
     arrays = PathArrays.of(wave)
     best = PathIncumbent(arrays, inner, wave, seed=seed)
     initial_plans(arrays, best)
-    raise_simple_bound(arrays, best)
+    offer_simple_bound(arrays, best)
     _auto(wave, arrays, best, inner, seed)
     run.update(inner.iterations)
     return best
@@ -361,7 +361,9 @@ def _reuse_wave(
     incumbent.offer_schedule(*repeat_in_turn(arrays, best.paths, best.starts, best.objective))
 
 
-def _by_time(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+def _improve_by_time(
+    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+) -> None:
     """Improve under a time limit."""
     begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
     short = min(params.intensify_annealing, params.short_annealing_s / limit)
@@ -385,8 +387,10 @@ def _by_time(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathP
             run.update()
 
 
-def _by_effort(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
-    """Improve under an effort limit: as `_by_time`, with one CP-SAT worker."""
+def _improve_by_effort(
+    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+) -> None:
+    """Improve under an effort limit: as `_improve_by_time`, with one CP-SAT worker."""
     limit = run.remaining_effort
     short = min(params.intensify_annealing, params.short_annealing_s / max(limit, MIN_EFFORT))
     share = params.intensify_annealing if search.intensify else max(params.annealing_share, short)
@@ -407,7 +411,9 @@ def _by_effort(search: PathSearch, exact: ExactSolver, run: StopRun, params: Pat
             run.spend(max(exact.pop_work(), MIN_EFFORT))
 
 
-def _by_count(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+def _improve_by_iterations(
+    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+) -> None:
     """Improve under an iteration limit: each step has a deterministic limit and is one iteration.
 
     An additional time limit only ends a step early.

@@ -19,7 +19,7 @@ from planner.problems import PathProblem
 from planner.search.arrays import Floats, Ints
 
 
-def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem | None:
+def wave_problem(problem: PathProblem, max_size: int = sys.maxsize) -> PathProblem | None:
     """The problem of the largest wave that divides the iteration; None if there is no smaller one.
 
     In a wave TC1 limits the number of paths through a device.
@@ -28,23 +28,25 @@ def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem |
     if not problem.live_memory:
         return None
     capacity = int(problem.memory[list(problem.stage_devices[0])].min())
-    for size in range(min(per_start - 1, capacity, most), 0, -1):
-        cap = problem.max_total_swaps
+    for size in range(min(per_start - 1, capacity, max_size), 0, -1):
+        max_total_swaps = problem.max_total_swaps
         wave = problem.replace(
             microbatches_per_start=size,
             live_memory=False,
             # every wave repeats the swaps of the first, so each gets an equal part of the limit
-            max_total_swaps=None if cap is None else cap * size // per_start,
+            max_total_swaps=None
+            if max_total_swaps is None
+            else max_total_swaps * size // per_start,
         )
-        if per_start % size == 0 and PathArrays.of(wave).impossible() is None:
+        if per_start % size == 0 and PathArrays.of(wave).infeasibility() is None:
             return wave
     return None
 
 
 def repeats_evenly(wave: PathProblem) -> bool:
     """Whether repeating any valid paths of the wave satisfies CC3."""
-    fewest, most = wave.visits
-    return fewest == most
+    fewest, largest = wave.visits
+    return fewest == largest
 
 
 def repeat_in_turn(
@@ -101,14 +103,14 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
                     break
                 stages = arrays.stage[paths[b]]
                 if s in stages and t not in stages:
-                    row = [d for d in paths[b, 1:].tolist() if arrays.stage[d] != s]
+                    devices = [d for d in paths[b, 1:].tolist() if arrays.stage[d] != s]
                     group = arrays.members[arrays.stage_ptr[t] : arrays.stage_ptr[t + 1]]
-                    use = np.bincount(paths.ravel(), minlength=len(arrays.stage))
-                    free = [d for d in group.tolist() if arrays.capacity[d] > use[d]]
+                    visits_of = np.bincount(paths.ravel(), minlength=len(arrays.stage))
+                    free = [d for d in group.tolist() if arrays.capacity[d] > visits_of[d]]
                     if not free:
                         break
-                    row.append(min(free, key=lambda d: (use[d], d)))
-                    paths[b, 1:] = sorted(row, key=lambda d: int(arrays.stage[d]))
+                    devices.append(min(free, key=lambda d: (visits_of[d], d)))
+                    paths[b, 1:] = sorted(devices, key=lambda d: int(arrays.stage[d]))
                     count[s] -= 1
                     count[t] += 1
 
