@@ -13,7 +13,7 @@ function                          use
 `simulate_cycle`                  timelines of all iterations of the cycle
 `predict`                         the times that a new plan states in its file
 `step_s`                          the step time alone
-`first_step_s`                    a cheap estimate of it, to rank candidates
+`first_of_two_steps_s`                    a cheap estimate of it, to rank candidates
 `steady_step_s`                   the mean over many more steps, to verify it
 `steps_by_averaging_s`            steps without and with averaging, if one in H averages
 `cycle_steps_s`                   every step of the pass that `step_s` measures, any cluster
@@ -159,7 +159,7 @@ def predict(plan: TrainingPlan) -> Predicted:
     )
 
 
-def first_step_s(plan: TrainingPlan) -> float:
+def first_of_two_steps_s(plan: TrainingPlan) -> float:
     """The longest time of a stage in the first of two steps, from its start to its update.
 
     A cheap estimate of `step_s` (less than half the simulation). If replicas average every H steps,

@@ -10,7 +10,12 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.planning.cost import PlanObjective
-from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
+from planner.planning.evaluation import (
+    compute_times,
+    evaluated,
+    stage_averaging,
+    two_step_estimate_s,
+)
 from planner.planning.joint.device_classes import DeviceClasses, Floats
 from planner.planning.joint.device_flow import PairSpread, device_flow
 from planner.planning.joint.flow_paths import mixed_paths
@@ -241,7 +246,7 @@ class CandidatePlan:
         Distribution of the flow over pairs of devices.
     messages_usd
         Dollars of a step for messages, if the objective is cost.
-    chained
+    two_steps
         Whether ``seconds`` includes a next step, whose messages slow averaging down.
     """
 
@@ -252,7 +257,7 @@ class CandidatePlan:
     lateness: Floats
     spread: PairSpread
     messages_usd: float = 0.0
-    chained: bool = False
+    two_steps: bool = False
 
     @property
     def value(self) -> float:
@@ -284,13 +289,13 @@ class CandidatePlan:
 
     def with_next_step(self) -> CandidatePlan:
         """The same candidate, simulated with a next step."""
-        if self.chained:
+        if self.two_steps:
             return self
         context = self.context
-        with_next = chained_step_s(
+        with_next = two_step_estimate_s(
             context.problem, context.shape, context.assignment, context.times, self.schedule
         )
-        return replace(self, seconds=max(self.seconds, with_next), chained=True)
+        return replace(self, seconds=max(self.seconds, with_next), two_steps=True)
 
     def plan(self) -> TrainingPlan:
         """The plan with its simulated times."""

@@ -1,4 +1,4 @@
-"""Search over layouts by estimated step time."""
+"""Simulated annealing over layouts, with restarts, on their estimated step time."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from planner.workload.workload import Workload
 
 MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
-CHUNK = 2000
-"""Trials between two checks of the stopping criterion."""
-TRIALS_PER_EFFORT = 180_000.0
-"""Trials per unit of effort with up to eight classes; more classes cost more."""
-ALL_SHARE, BEST_SHARE = 0.15, 0.15
-"""Shares of the trials for all numbers of stages, and for the best numbers. In the remaining trials
-the number of stages may change."""
+MOVES_PER_CHUNK = 2000
+"""Moves between two checks of the stopping criterion: about ten milliseconds."""
+MOVES_PER_EFFORT = 180_000.0
+"""Moves per unit of effort with up to eight classes; more classes cost more."""
+ALL_COUNTS_SHARE, BEST_COUNTS_SHARE = 0.15, 0.15
+"""Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the remaining
+moves; there the number of stages may change."""
 BEST_COUNTS, RESTARTS = 4, 3
-"""Numbers of stages that get the second share, and layouts from which the third one restarts."""
-RESTART_TRIALS = 30_000
-"""Trials of a restart: which classes form a stage settles quickly, and often in a local optimum."""
+"""Numbers of stages that get the second share, and best layouts from which restarts begin."""
+RESTART_MOVES = 30_000
+"""Moves of a restart: which classes form a stage settles quickly, and often in a local optimum."""
 MAX_ORDERS = 1000
 """Largest number of orders of different memory sizes that are searched exhaustively."""
 MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
@@ -60,13 +60,13 @@ class InitialLayout(enum.Enum):
     RESTART = "a found or new layout whose number of stages may change"
 
 
-TRIAL_SHARES = {
+MOVE_SHARES = {
     InitialLayout.NEIGHBOURS: 1.0,
     InitialLayout.SPREAD: 1.0,
     InitialLayout.SPREAD_COLD: 1.0,
     InitialLayout.SUBSET: 0.3,
 }
-"""Relative shares of the trials for a number of stages."""
+"""Relative shares of the moves for a number of stages."""
 TEMPERATURES = {
     InitialLayout.NEIGHBOURS: (0.2, 0.003),
     InitialLayout.SUBSET: (0.05, 0.0005),
@@ -221,15 +221,15 @@ class LayoutSearch:
             usd_per_byte=classes.usd_per_byte,
         )
         self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
-        self._numpy = np.random.default_rng(seed)
-        self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
-        self._tried, self._best = self._empty(), self._empty()
+        self._rng = np.random.default_rng(seed)
+        self._rng_state = self._rng.integers(0, 1 << 63, 1).astype(np.uint64)
+        self._candidate, self._best = self._empty(), self._empty()
         self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
 
     @property
-    def trials_per_effort(self) -> float:
-        """Trials in a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
+    def moves_per_effort(self) -> float:
+        """Moves in a unit of effort."""
+        return float(MOVES_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
 
     @cached_property
     def stage_counts(self) -> list[int]:
@@ -251,23 +251,23 @@ class LayoutSearch:
         first_ones = [scored for (_, start), scored in order if start is first][:1]
         return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
 
-    def run(self, run: StopRun, trials: float) -> None:
-        """Search until the trials are spent or the stopping criterion is met."""
+    def run(self, run: StopRun, moves: float) -> None:
+        """Search until the moves are spent or the stopping criterion is met."""
         numbers = self.stage_counts
         with run.interruptible():
-            self._search_counts(run, numbers, ALL_SHARE * trials)
+            self._search_counts(run, numbers, ALL_COUNTS_SHARE * moves)
             numbers = list(dict.fromkeys(len(scored.layout.layers) for scored in self.ranked()))
-            self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
+            self._search_counts(run, numbers[:BEST_COUNTS], BEST_COUNTS_SHARE * moves)
             # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
-            restart_trials = (1 - ALL_SHARE - BEST_SHARE) * trials
-            restarts = max(2 * RESTARTS, round(restart_trials / RESTART_TRIALS)) if numbers else 0
+            restart_moves = (1 - ALL_COUNTS_SHARE - BEST_COUNTS_SHARE) * moves
+            restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if numbers else 0
             for k in range(restarts):
                 if run.check() is not None:
                     return
                 if k % 2:
-                    stages = numbers[int(self._numpy.integers(len(numbers)))]
-                    spread = bool(self._numpy.integers(2))
+                    stages = numbers[int(self._rng.integers(len(numbers)))]
+                    spread = bool(self._rng.integers(2))
                     state = self._start(
                         stages, InitialLayout.SPREAD if spread else InitialLayout.NEIGHBOURS
                     )
@@ -275,38 +275,42 @@ class LayoutSearch:
                     known = self.ranked()[:RESTARTS]
                     state = self._state(known[k // 2 % len(known)].layout)
                 self._anneal(
-                    run, state, max(1, int(restart_trials / restarts)), InitialLayout.RESTART
+                    run, state, max(1, int(restart_moves / restarts)), InitialLayout.RESTART
                 )
 
-    def _search_counts(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """Divide the trials equally among numbers of stages, by weight among initial layouts."""
-        trials_each = trials / max(1.0, len(numbers) * sum(TRIAL_SHARES.values()))
+    def _search_counts(self, run: StopRun, numbers: Sequence[int], moves: float) -> None:
+        """Divide the moves equally among numbers of stages, by weight among initial layouts."""
+        moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
         for stages in numbers:
-            for start, share in TRIAL_SHARES.items():
+            for start, share in MOVE_SHARES.items():
                 if run.check() is not None and self.found:
                     return
                 self._anneal(
-                    run, self._start(stages, start), max(1, int(share * trials_each)), start
+                    run, self._start(stages, start), max(1, int(share * moves_each)), start
                 )
 
-    def trials_in(self, seconds: float) -> float:
-        """Approximate number of trials in so many seconds on this machine, without compilation."""
+    def moves_in(self, seconds: float) -> float:
+        """Approximate number of moves in so many seconds on this machine, without compilation."""
         state = self._start(self.constraints.stages or min(4, self.max_stages))
         self._anneal_chunk(
             state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
         )
         began = time.perf_counter()
         self._anneal_chunk(
-            state, self._value(state), CHUNK, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+            state,
+            self._value(state),
+            MOVES_PER_CHUNK,
+            *TEMPERATURES[InitialLayout.NEIGHBOURS],
+            True,
         )
-        return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
+        return MOVES_PER_CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def neighbours(self, layout: Layout, trials: int) -> list[ScoredLayout]:
+    def neighbours(self, layout: Layout, moves: int) -> list[ScoredLayout]:
         """Layouts up to three moves away, lowest estimates first."""
         values: dict[Layout, float] = {}
-        for _ in range(trials):
+        for _ in range(moves):
             state = self._state(layout)
-            changes = 1 + int(self._numpy.integers(3))
+            changes = 1 + int(self._rng.integers(3))
             if not all(self._mutate(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
@@ -318,7 +322,7 @@ class LayoutSearch:
     def _mutate(self, state: LayoutState) -> bool:
         fixed = self.constraints.stages is not None
         return bool(
-            mutate(self.model, self.class_arrays, state, self._scratch, self._random, fixed)
+            mutate(self.model, self.class_arrays, state, self._scratch, self._rng_state, fixed)
         )
 
     def _estimate(self, state: LayoutState) -> float:
@@ -338,25 +342,25 @@ class LayoutSearch:
         """Shift single layers between stages as long as that lowers the estimate."""
         best, improved = self.scored(layout), self.constraints.layers is None
         while improved:
-            tried = [self.scored(shifted) for shifted in _shifted(best.layout)]
+            tried = [self.scored(shifted) for shifted in _with_shifted_layers(best.layout)]
             least = min(tried, key=lambda scored: scored.value, default=best)
             improved = least.value < best.value
             best = least if improved else best
         return best
 
-    def _anneal(self, run: StopRun, state: LayoutState, trials: int, start: InitialLayout) -> None:
+    def _anneal(self, run: StopRun, state: LayoutState, moves: int, start: InitialLayout) -> None:
         """Anneal in chunks, checking the stopping criterion between them."""
         t_start, t_end = TEMPERATURES[start]
         value = self._value(state)
-        chunks = max(1, math.ceil(trials / CHUNK))
+        chunks = max(1, math.ceil(moves / MOVES_PER_CHUNK))
         for k in range(chunks):
             first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
-            count = min(CHUNK, trials - k * CHUNK)
+            count = min(MOVES_PER_CHUNK, moves - k * MOVES_PER_CHUNK)
             fixed = start is not InitialLayout.RESTART or self.constraints.stages is not None
             self._anneal_chunk(state, value, count, first, last, fixed)
             if run.update(count) is not None:
                 break
-        self._record(start, self._best, float(value[1]))
+        self._update_found(start, self._best, float(value[1]))
 
     def _anneal_chunk(
         self,
@@ -371,10 +375,10 @@ class LayoutSearch:
             self.model,
             self.class_arrays,
             state,
-            self._tried,
+            self._candidate,
             self._best,
             self._scratch,
-            self._random,
+            self._rng_state,
             value,
             count,
             t_start,
@@ -390,7 +394,7 @@ class LayoutSearch:
         # if the start does not fit in memory, any layout that fits is better
         return np.full(2, value if value < math.inf else 1e300)
 
-    def _record(self, start: InitialLayout, state: LayoutState, value: float) -> None:
+    def _update_found(self, start: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
         known = self.found.get((stages, start))
         if value >= 1e300 or (known is not None and value >= known.value):
@@ -508,7 +512,7 @@ class LayoutSearch:
     def _subset(self, chain: Ints, stages: int) -> Ints:
         """A random number of classes from the front of a chain, with a device for every stage."""
         fewest_classes = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
-        return chain[: int(self._numpy.integers(fewest_classes, len(chain) + 1))]
+        return chain[: int(self._rng.integers(fewest_classes, len(chain) + 1))]
 
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
         state = self._empty()
@@ -528,7 +532,7 @@ class LayoutSearch:
         distance_s = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
         distance_s = distance_s + self.classes.rtt_s
         remaining = list(range(len(self.classes)))
-        start = int(self._numpy.integers(len(remaining))) if first is None else first
+        start = int(self._rng.integers(len(remaining))) if first is None else first
         chain = [remaining.pop(start)]
         while remaining:
             chain.append(remaining.pop(int(np.argmin(distance_s[chain[-1], remaining]))))
@@ -544,7 +548,7 @@ class LayoutSearch:
         return state
 
 
-def _shifted(layout: Layout) -> Iterator[Layout]:
+def _with_shifted_layers(layout: Layout) -> Iterator[Layout]:
     """Layouts in which a run of consecutive stage boundaries is shifted by one layer."""
     ends = [stop for _, stop in layout.layers]
     for first in range(len(ends) - 1):
