@@ -76,10 +76,10 @@ for name in ("aws", "skyplane"):
     instance = INSTANCES[name]
     classes = DeviceClasses.of(instance.cluster(), None)
     layouts, moves = LayoutSearch(classes, instance.model()), 20_000
-    state = layouts._start(8, InitialLayout.SPREAD)
+    state = layouts._initial_state(8, InitialLayout.SPREAD)
     def run():
         began = time.process_time()
-        layouts._anneal_chunk(state, layouts._value(state), moves, 0.2, 0.003, True)
+        layouts._anneal_chunk(state, layouts._reset_best(state), moves, 0.2, 0.003, True)
         return moves / (time.process_time() - began)
     run()
     found[f"layouts, {len(classes)} classes: moves/s"] = run()

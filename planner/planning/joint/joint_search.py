@@ -22,8 +22,8 @@ from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_plan import CandidatePlan
 from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import pipeline_s
-from planner.planning.joint.layout_kernel import IN_FLIGHT
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.planning.joint.nothing_fits import nothing_fits
 from planner.planning.joint.promising_ranks import promising_rank_layouts

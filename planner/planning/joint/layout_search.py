@@ -16,15 +16,14 @@ import numpy as np
 from planner.planning.cost import STEP_TIME, PlanObjective
 from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_kernel import (
+from planner.planning.joint.layout_anneal import anneal, mutate
+from planner.planning.joint.layout_arrays import (
     ClassArrays,
     LayoutScratch,
     LayoutState,
     ModelArrays,
-    anneal,
-    estimate,
-    mutate,
 )
+from planner.planning.joint.layout_estimate import estimate
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
@@ -33,12 +32,12 @@ from planner.workload.workload import Workload
 
 MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
-MOVES_PER_CHUNK = 2000
+CHUNK = 2000
 """Moves between two checks of the stopping criterion: about ten milliseconds."""
 MOVES_PER_EFFORT = 180_000.0
 """Moves per unit of effort with up to eight classes; more classes cost more."""
 ALL_COUNTS_SHARE, BEST_COUNTS_SHARE = 0.15, 0.15
-"""Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the remaining
+"""Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the other
 moves; there the number of stages may change."""
 BEST_COUNTS, RESTARTS = 4, 3
 """Numbers of stages that get the second share, and best layouts from which restarts begin."""
@@ -223,7 +222,7 @@ class LayoutSearch:
         self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
         self._rng = np.random.default_rng(seed)
         self._rng_state = self._rng.integers(0, 1 << 63, 1).astype(np.uint64)
-        self._candidate, self._best = self._empty(), self._empty()
+        self._candidate, self._best = self._empty_state(), self._empty_state()
         self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
 
     @property
@@ -268,12 +267,12 @@ class LayoutSearch:
                 if k % 2:
                     stages = numbers[int(self._rng.integers(len(numbers)))]
                     spread = bool(self._rng.integers(2))
-                    state = self._start(
+                    state = self._initial_state(
                         stages, InitialLayout.SPREAD if spread else InitialLayout.NEIGHBOURS
                     )
                 else:
                     known = self.ranked()[:RESTARTS]
-                    state = self._state(known[k // 2 % len(known)].layout)
+                    state = self._state_of(known[k // 2 % len(known)].layout)
                 self._anneal(
                     run, state, max(1, int(restart_moves / restarts)), InitialLayout.RESTART
                 )
@@ -282,47 +281,49 @@ class LayoutSearch:
         """Divide the moves equally among numbers of stages, by weight among initial layouts."""
         moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
         for stages in numbers:
-            for start, share in MOVE_SHARES.items():
+            for kind, share in MOVE_SHARES.items():
                 if run.check() is not None and self.found:
                     return
                 self._anneal(
-                    run, self._start(stages, start), max(1, int(share * moves_each)), start
+                    run, self._initial_state(stages, kind), max(1, int(share * moves_each)), kind
                 )
 
     def moves_in(self, seconds: float) -> float:
         """Approximate number of moves in so many seconds on this machine, without compilation."""
-        state = self._start(self.constraints.stages or min(4, self.max_stages))
+        state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
         self._anneal_chunk(
-            state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+            state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
         )
         began = time.perf_counter()
         self._anneal_chunk(
             state,
-            self._value(state),
-            MOVES_PER_CHUNK,
+            self._reset_best(state),
+            CHUNK,
             *TEMPERATURES[InitialLayout.NEIGHBOURS],
             True,
         )
-        return MOVES_PER_CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
+        return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def neighbours(self, layout: Layout, moves: int) -> list[ScoredLayout]:
+    def neighbours(self, layout: Layout, samples: int) -> list[ScoredLayout]:
         """Layouts up to three moves away, lowest estimates first."""
         values: dict[Layout, float] = {}
-        for _ in range(moves):
-            state = self._state(layout)
+        for _ in range(samples):
+            state = self._state_of(layout)
             changes = 1 + int(self._rng.integers(3))
             if not all(self._mutate(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
             if value < math.inf:
-                values[self._layout(state)] = value
+                values[self._layout_of(state)] = value
         values.pop(layout, None)
         return sorted((ScoredLayout(s, x) for x, s in values.items()), key=lambda x: x.value)
 
     def _mutate(self, state: LayoutState) -> bool:
-        fixed = self.constraints.stages is not None
+        fixed_stages = self.constraints.stages is not None
         return bool(
-            mutate(self.model, self.class_arrays, state, self._scratch, self._rng_state, fixed)
+            mutate(
+                self.model, self.class_arrays, state, self._scratch, self._rng_state, fixed_stages
+            )
         )
 
     def _estimate(self, state: LayoutState) -> float:
@@ -334,9 +335,9 @@ class LayoutSearch:
 
         The estimate chooses anew which stages recompute.
         """
-        state = self._state(layout)
+        state = self._state_of(layout)
         value = self._estimate(state)
-        return ScoredLayout(value, self._layout(state))
+        return ScoredLayout(value, self._layout_of(state))
 
     def with_better_layers(self, layout: Layout) -> ScoredLayout:
         """Shift single layers between stages as long as that lowers the estimate."""
@@ -348,19 +349,19 @@ class LayoutSearch:
             best = least if improved else best
         return best
 
-    def _anneal(self, run: StopRun, state: LayoutState, moves: int, start: InitialLayout) -> None:
+    def _anneal(self, run: StopRun, state: LayoutState, moves: int, kind: InitialLayout) -> None:
         """Anneal in chunks, checking the stopping criterion between them."""
-        t_start, t_end = TEMPERATURES[start]
-        value = self._value(state)
-        chunks = max(1, math.ceil(moves / MOVES_PER_CHUNK))
+        t_start, t_end = TEMPERATURES[kind]
+        value = self._reset_best(state)
+        chunks = max(1, math.ceil(moves / CHUNK))
         for k in range(chunks):
             first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
-            count = min(MOVES_PER_CHUNK, moves - k * MOVES_PER_CHUNK)
-            fixed = start is not InitialLayout.RESTART or self.constraints.stages is not None
-            self._anneal_chunk(state, value, count, first, last, fixed)
+            count = min(CHUNK, moves - k * CHUNK)
+            fixed_stages = kind is not InitialLayout.RESTART or self.constraints.stages is not None
+            self._anneal_chunk(state, value, count, first, last, fixed_stages)
             if run.update(count) is not None:
                 break
-        self._update_found(start, self._best, float(value[1]))
+        self._record(kind, self._best, float(value[1]))
 
     def _anneal_chunk(
         self,
@@ -369,7 +370,7 @@ class LayoutSearch:
         count: int,
         t_start: float,
         t_end: float,
-        fixed: bool,
+        fixed_stages: bool,
     ) -> None:
         anneal(
             self.model,
@@ -383,28 +384,28 @@ class LayoutSearch:
             count,
             t_start,
             t_end,
-            fixed,
+            fixed_stages,
         )
 
-    def _value(self, state: LayoutState) -> Floats:
-        """The estimate of a state, which becomes the best so far."""
+    def _reset_best(self, state: LayoutState) -> Floats:
+        """Make a state the best so far; its estimate, as state and as best."""
         value = self._estimate(state)
         for name in LayoutState._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # if the start does not fit in memory, any layout that fits is better
         return np.full(2, value if value < math.inf else 1e300)
 
-    def _update_found(self, start: InitialLayout, state: LayoutState, value: float) -> None:
+    def _record(self, kind: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
-        known = self.found.get((stages, start))
+        known = self.found.get((stages, kind))
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # recompute flags belong to the last estimate; estimate again
         final_value = self._estimate(state)
-        self.found[stages, start] = ScoredLayout(final_value, self._layout(state))
+        self.found[stages, kind] = ScoredLayout(final_value, self._layout_of(state))
 
     @staticmethod
-    def _layout(state: LayoutState) -> Layout:
+    def _layout_of(state: LayoutState) -> Layout:
         stages = int(state.stages[0])
         return Layout.of(
             state.counts[:stages].tolist(),
@@ -412,7 +413,7 @@ class LayoutSearch:
             state.recompute[:stages].tolist(),
         )
 
-    def _empty(self) -> LayoutState:
+    def _empty_state(self) -> LayoutState:
         most = self.max_stages
         return LayoutState(
             stages=np.zeros(1, dtype=np.int64),
@@ -421,7 +422,9 @@ class LayoutSearch:
             recompute=np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, start: InitialLayout = InitialLayout.NEIGHBOURS) -> LayoutState:
+    def _initial_state(
+        self, stages: int, kind: InitialLayout = InitialLayout.NEIGHBOURS
+    ) -> LayoutState:
         """An initial layout that fits in memory.
 
         NEIGHBOURS cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
@@ -430,9 +433,9 @@ class LayoutSearch:
         cannot aggregate are left out one by one; the last resort fills the devices with the most
         memory evenly.
         """
-        if start is InitialLayout.SUBSET:
+        if kind is InitialLayout.SUBSET:
             return self._best_subset(stages)
-        chain, spread = self._chain(), start is not InitialLayout.NEIGHBOURS
+        chain, spread = self._nearest_chain(), kind is not InitialLayout.NEIGHBOURS
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
             chain = self._subset(chain, stages)
@@ -451,7 +454,7 @@ class LayoutSearch:
     def _fill_memory(self, stages: int) -> LayoutState:
         """The stages of `tightest`; all other devices are left out."""
         filled, classes = self.tightest(stages)
-        state = self._empty()
+        state = self._empty_state()
         state.stages[0] = stages
         state.counts[range(stages), classes] = 1
         state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
@@ -469,10 +472,10 @@ class LayoutSearch:
         tuple[Filled, list[int]]
             Stages, and the device class of each.
         """
-        chain = self._chain(int(np.argmax(self.classes.memory_bytes)))
-        along = np.repeat(chain, self.classes.size[chain])
-        largest = np.argsort(-self.classes.memory_bytes[along], kind="stable")[:stages]
-        near = along[np.sort(largest)].tolist()
+        chain = self._nearest_chain(int(np.argmax(self.classes.memory_bytes)))
+        chained_devices = np.repeat(chain, self.classes.size[chain])
+        largest = np.argsort(-self.classes.memory_bytes[chained_devices], kind="stable")[:stages]
+        in_chain_order = chained_devices[np.sort(largest)].tolist()
         flags = self.model.recompute[:stages].tolist()
         kinds = [(False, True) if self.model.recompute_free else (flag,) for flag in flags]
 
@@ -483,29 +486,29 @@ class LayoutSearch:
             return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
 
         if layers is not None:
-            needs = [costs.need_bytes(1) for costs in filled(near).costs(self.workload)]
+            needs = [costs.need_bytes(1) for costs in filled(in_chain_order).costs(self.workload)]
             by_need = np.empty(stages, dtype=np.int64)
-            by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
+            by_need[np.argsort(needs, kind="stable")[::-1]] = chained_devices[largest]
             return filled(by_need.tolist()), by_need.tolist()
-        options = [(filled(near), near)]
-        if options[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
-            better = filled(near, any_order=True)
-            remaining = list(near)
+        options = [(filled(in_chain_order), in_chain_order)]
+        if options[0][0].share > 1 and orders_of(memory[in_chain_order]) <= MAX_ORDERS:
+            better = filled(in_chain_order, any_order=True)
+            remaining = list(in_chain_order)
             order = []
             for have in better.memory:
                 order.append(next(c for c in remaining if memory[c] == have))
                 remaining.remove(order[-1])
             options.append((better, order))
         elif options[0][0].share > 1:
-            first, *others = along[largest].tolist()
-            ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
+            first, *others = chained_devices[largest].tolist()
+            ends = [first, *sorted(others[1:], key=in_chain_order.index), *others[:1]]
             options.append((filled(ends), ends))
         return min(options, key=lambda option: option[0].share)
 
     def _best_subset(self, stages: int) -> LayoutState:
         """The best of several initial layouts on random subsets of nearby classes."""
         count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
-        subsets = (self._subset(self._chain(), stages) for _ in range(count))
+        subsets = (self._subset(self._nearest_chain(), stages) for _ in range(count))
         states = [self._cut_chain(chain, stages, spread=False) for chain in subsets]
         return min(states, key=self._estimate)
 
@@ -515,7 +518,7 @@ class LayoutSearch:
         return chain[: int(self._rng.integers(fewest_classes, len(chain) + 1))]
 
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
-        state = self._empty()
+        state = self._empty_state()
         state.stages[0] = stages
         devices = np.repeat(chain, self.classes.size[chain])
         for k, c in enumerate(devices.tolist()):
@@ -527,7 +530,7 @@ class LayoutSearch:
         state.cuts[: stages + 1] = ends
         return state
 
-    def _chain(self, first: int | None = None) -> Ints:
+    def _nearest_chain(self, first: int | None = None) -> Ints:
         """Nearest-neighbour chain of all classes from ``first``, by default a random one."""
         distance_s = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
         distance_s = distance_s + self.classes.rtt_s
@@ -538,8 +541,8 @@ class LayoutSearch:
             chain.append(remaining.pop(int(np.argmin(distance_s[chain[-1], remaining]))))
         return np.array(chain, dtype=np.int64)
 
-    def _state(self, layout: Layout) -> LayoutState:
-        state = self._empty()
+    def _state_of(self, layout: Layout) -> LayoutState:
+        state = self._empty_state()
         stages = len(layout.layers)
         state.stages[0] = stages
         state.counts[:stages] = layout.counts
