@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from planner.lp.capacity import BandwidthLimits
 from planner.lp.knapsack import caps_by_role
 from planner.search.highs import milp
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -144,7 +144,7 @@ class ContributorModel:
         )
         self._rhs.append(rhs)
 
-    def solve(self, run: StopRun) -> MilpResult:
+    def solve(self, run: SearchRun) -> MilpResult:
         """Solve the model; only the bound is valid if the stopping criterion ends the search.
 
         Pair rows violated by fractional solutions are added first: an LP costs far less than a

@@ -36,7 +36,7 @@ from planner.lp.rates import ReducerRates, best_rates
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, Incumbent
 from planner.search.result import Sense
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -74,7 +74,7 @@ class ContributorSearch:
         Whether no set of contributors attains any rate.
     """
 
-    def __init__(self, problem: AveragingProblem, run: StopRun) -> None:
+    def __init__(self, problem: AveragingProblem, run: SearchRun) -> None:
         self.problem = problem
         self.limits = BandwidthLimits(problem)
         self.run = run

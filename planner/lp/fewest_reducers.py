@@ -16,7 +16,7 @@ from planner.lp.capacity import BandwidthLimits
 from planner.lp.rates import best_rates, max_scale, satisfies_pair_limits
 from planner.problems import AveragingProblem
 from planner.search.highs import milp
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -49,7 +49,7 @@ class AveragingChoice(NamedTuple):
 
 
 def with_fewest_reducers(
-    problem: AveragingProblem, steps: float, choice: AveragingChoice, others: Bools, run: StopRun
+    problem: AveragingProblem, steps: float, choice: AveragingChoice, others: Bools, run: SearchRun
 ) -> AveragingChoice:
     """A plan with ``steps`` per second and the fewest reducers found.
 
@@ -137,7 +137,7 @@ def _min_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats
     return floor
 
 
-def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: StopRun) -> Floats | None:
+def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: SearchRun) -> Floats | None:
     """Rates that sum to ``total`` with few reducers; None if not found."""
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = _min_rates(limits, computes, total)
@@ -170,7 +170,7 @@ def _under_pair_limits(
     caps: Floats,
     floor: Floats,
     total: float,
-    run: StopRun,
+    run: SearchRun,
 ) -> Floats | None:
     """Minimise the number of reducers by a MILP in (r, m), m_i = 1 if i is a reducer.
 

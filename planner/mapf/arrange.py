@@ -30,7 +30,7 @@ from planner.problems.quantities import instance_of
 from planner.search.arrays import Floats, Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, StopRun, started
+from planner.search.stop import SearchRun, StoppingCriterion, started
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _validated_groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
 def _search(
     problem: ArrangedPathProblem,
     best: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
     params: ArrangeParams,
 ) -> None:
@@ -312,7 +312,7 @@ def _role_of(device_of: Ints, devices: int) -> Ints:
 
 
 def _improve_paths(
-    problem: ArrangedPathProblem, best: PathIncumbent, run: StopRun, seed: int
+    problem: ArrangedPathProblem, best: PathIncumbent, run: SearchRun, seed: int
 ) -> None:
     """Improve the paths with the best arrangement fixed."""
     path_problem = problem.arranged(_groups_of(best, len(problem)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from planner.mapf.focal_queue import FocalQueue
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 RouteT = TypeVar("RouteT")
 ConstraintT = TypeVar("ConstraintT")
@@ -139,7 +139,7 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
     def __init__(
         self,
         domain: Domain[RouteT, ConstraintT, ConflictT],
-        run: StopRun,
+        run: SearchRun,
         options: CbsOptions | None = None,
         on_node: Callable[[Node[RouteT, ConstraintT, ConflictT]], None] | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from planner.problems.answers import PathPlan
 from planner.search.arrays import Floats, Ints
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 MIN_IMPROVEMENT = 1e-9
 """Relative improvement required to replace the incumbent: more than rounding errors."""
@@ -50,7 +50,7 @@ class PathIncumbent(Incumbent[PathSchedule]):
     def __init__(
         self,
         arrays: PathArrays,
-        run: StopRun,
+        run: SearchRun,
         problem: PathProblem | ArrangedPathProblem,
         *,
         method: str = "auto",

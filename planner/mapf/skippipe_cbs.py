@@ -25,7 +25,7 @@ from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Constraint, Occupancy, conflicts
 from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, NO_SWAPS, PathRouter, Route
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 
 class Limit(enum.Enum):
@@ -253,7 +253,7 @@ class SkipPipeSearch:
         self,
         arrays: PathArrays,
         incumbent: PathIncumbent,
-        run: StopRun,
+        run: SearchRun,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent

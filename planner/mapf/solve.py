@@ -43,8 +43,8 @@ from planner.search.stop import (
     Effort,
     MaxIterations,
     MaxRuntime,
+    SearchRun,
     StoppingCriterion,
-    StopRun,
     started,
 )
 
@@ -224,7 +224,7 @@ def offer_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
 
 
 def improve(
-    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams = PARAMS
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams = PARAMS
 ) -> None:
     """Alternate annealing and CP-SAT until the run stops."""
     if run.check() is not None:
@@ -237,7 +237,7 @@ def improve(
         _improve_by_iterations(search, exact, run, params)
 
 
-def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRun:
+def inner_run(run: SearchRun, share: float, params: PathParams = PARAMS) -> SearchRun:
     """A nested run with a share of the remaining limit.
 
     Under an iteration limit it may use all remaining seconds of the outer run.
@@ -260,7 +260,7 @@ def _auto(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
     *,
     intensify: bool = False,
@@ -304,7 +304,7 @@ def _run_cbs(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
 ) -> None:
     """Algorithm 1; with several waves, the paths of one are found first and repeated (D.1).
@@ -334,7 +334,7 @@ def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> I
     return collision_blind_paths(arrays)
 
 
-def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> PathIncumbent:
+def _solve_wave(wave: PathProblem, run: SearchRun, seed: int, share: float) -> PathIncumbent:
     """Solve one wave with a share of the remaining limit."""
     inner = inner_run(run, share)
     arrays = PathArrays.of(wave)
@@ -347,7 +347,7 @@ def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Pat
 
 
 def _reuse_wave(
-    problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: StopRun, seed: int
+    problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: SearchRun, seed: int
 ) -> None:
     """Repeat the best paths of one wave without overlap."""
     wave = wave_problem(problem)
@@ -362,7 +362,7 @@ def _reuse_wave(
 
 
 def _improve_by_time(
-    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
 ) -> None:
     """Improve under a time limit."""
     begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
@@ -388,7 +388,7 @@ def _improve_by_time(
 
 
 def _improve_by_effort(
-    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
 ) -> None:
     """Improve under an effort limit: as `_improve_by_time`, with one CP-SAT worker."""
     limit = run.remaining_effort
@@ -412,7 +412,7 @@ def _improve_by_effort(
 
 
 def _improve_by_iterations(
-    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
 ) -> None:
     """Improve under an iteration limit: each step has a deterministic limit and is one iteration.
 

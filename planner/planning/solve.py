@@ -43,8 +43,8 @@ from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result, objective_or_inf
 from planner.search.stop import (
+    SearchRun,
     StoppingCriterion,
-    StopRun,
     started,
 )
 from planner.training_plan.choices import Codec, Wiring
@@ -135,7 +135,7 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
-def _remaining_limit(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
+def _remaining_limit(stop: StoppingCriterion, run: SearchRun) -> StoppingCriterion:
     """The rest of a limit in seconds; other limits are for the search alone."""
     return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
 
@@ -294,7 +294,7 @@ def _with_certificates(
 
 
 def _straight(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: SearchRun
 ) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
     placement = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
@@ -385,7 +385,7 @@ def _with_least_bound(
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
     table: Sequence[ShapeRow],
-    run: StopRun,
+    run: SearchRun,
 ) -> Result[TrainingPlan]:
     """The best plan, with the least bound of all shapes as its own, or that of any plan."""
     assert best.plan is not None and best.objective is not None

@@ -21,7 +21,7 @@ from planner.planning.request import PlanRequest, RequestedWiring
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
-from planner.search.stop import INTERRUPTED, StopRun
+from planner.search.stop import INTERRUPTED, SearchRun
 from planner.training_plan.model import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class CandidatePool:
         self,
         problem: PlanningProblem,
         classes: DeviceClasses,
-        run: StopRun,
+        run: SearchRun,
         bound: StepBound | None,
     ) -> None:
         self.problem, self.classes, self.run = problem, classes, run

@@ -25,7 +25,7 @@ from planner.planning.joint.layout_arrays import (
 )
 from planner.planning.joint.layout_estimate import estimate
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
@@ -250,7 +250,7 @@ class LayoutSearch:
         first_ones = [scored for (_, start), scored in order if start is first][:1]
         return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
 
-    def run(self, run: StopRun, moves: float) -> None:
+    def run(self, run: SearchRun, moves: float) -> None:
         """Search until the moves are spent or the stopping criterion is met."""
         numbers = self.stage_counts
         with run.interruptible():
@@ -277,7 +277,7 @@ class LayoutSearch:
                     run, state, max(1, int(restart_moves / restarts)), InitialLayout.RESTART
                 )
 
-    def _search_counts(self, run: StopRun, numbers: Sequence[int], moves: float) -> None:
+    def _search_counts(self, run: SearchRun, numbers: Sequence[int], moves: float) -> None:
         """Divide the moves equally among numbers of stages, by weight among initial layouts."""
         moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
         for stages in numbers:
@@ -349,7 +349,7 @@ class LayoutSearch:
             best = least if improved else best
         return best
 
-    def _anneal(self, run: StopRun, state: LayoutState, moves: int, kind: InitialLayout) -> None:
+    def _anneal(self, run: SearchRun, state: LayoutState, moves: int, kind: InitialLayout) -> None:
         """Anneal in chunks, checking the stopping criterion between them."""
         t_start, t_end = TEMPERATURES[kind]
         value = self._reset_best(state)

@@ -29,7 +29,7 @@ from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.problems.path_method import PathMethod
 from planner.search.certificate import Certificate
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
+from planner.search.stop import MaxIterations, SearchRun, StoppingCriterion
 from planner.simulator.resources import LinkResources
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -75,7 +75,7 @@ class _Trial(NamedTuple):
 
 
 def partial_path_plan(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: SearchRun
 ) -> PlannedShape:
     """The best plan that was tried."""
     return _Search(problem, shape, stop, run).result()
@@ -85,7 +85,7 @@ class _Search:
     """Plans that were tried, and the best one."""
 
     def __init__(
-        self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+        self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: SearchRun
     ) -> None:
         self.problem, self.shape, self.stop, self.run = problem, shape, stop, run
         self.interrupted = False

@@ -15,7 +15,7 @@ from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.search.certificate import Certificate, Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, StopRun
+from planner.search.stop import SearchRun, StoppingCriterion
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
@@ -138,7 +138,7 @@ def _name(subproblem: PathProblem) -> str:
 
 
 def paths_certificate(
-    problem: PlanningProblem, plan: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    problem: PlanningProblem, plan: TrainingPlan, solved: Sequence[Result[PathPlan]], run: SearchRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this placement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(

@@ -16,7 +16,7 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -43,7 +43,9 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
     return subproblem.cost(groups) - skipped_share * subproblem.data_parallel_s(groups) + busiest
 
 
-def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+def improve_groups(
+    problem: PlanningProblem, shape: Shape, groups: Groups, run: SearchRun
+) -> Groups:
     """Exchange different devices of two stages as long as that lowers `estimated_step_s`."""
     cluster = problem.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
