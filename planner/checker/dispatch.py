@@ -126,7 +126,7 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
             yield Violation("step", f"result.{name}", f"the plan's is {expected}, found {value}")
 
 
-def _side(result: Result[Any]) -> Iterator[Violation]:
+def _bound_side(result: Result[Any]) -> Iterator[Violation]:
     """Check that the bound is on the right side of the objective."""
     if result.objective is None or result.bound is None:
         return
@@ -156,7 +156,7 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
     if isinstance(result.plan, TrainingPlan):
         yield from _step_of(result, result.plan)
         return
-    yield from _side(result)
+    yield from _bound_side(result)
     yield from bound_violations(result.bound, result.witness, problem)
     if not wrong:  # the objective of an invalid plan may be undefined
         yield from _objective(result, problem)

@@ -85,14 +85,14 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if regions:
         # with fewer regions more bytes are sent
         reaches = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
-        single = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
+        is_single_round = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
         return max(map(len, reaches)) <= regions and all(
             is_single or _exchanges_at_once(rounds, Phase.WITHIN)
-            for is_single, rounds in zip(single, plan.averaging, strict=True)
+            for is_single, rounds in zip(is_single_round, plan.averaging, strict=True)
         )
-    levels = witness.get("levels") is True
+    hierarchical = witness.get("levels") is True
     return all(
-        (levels and _exchanges_at_once(rounds, Phase.REDUCE))
+        (hierarchical and _exchanges_at_once(rounds, Phase.REDUCE))
         or (
             len(rounds) == 1
             and len(rounds[0]) == 1
@@ -185,48 +185,53 @@ def _number(value: float | None) -> float:
 def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    off = ~np.eye(n, dtype=bool)
+    all_off_diagonal = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-    fastest = np.where(off, rate, 0.0 if n > 1 else math.inf)
+    fastest = np.where(all_off_diagonal, rate, 0.0 if n > 1 else math.inf)
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     up = fastest.max(axis=1) if up is None else up
     down = fastest.max(axis=0) if down is None else down
-    trains = sorted(plan.stage_of)
-    helps = sorted(set(range(n)) - set(trains))
-    k = len(trains)
+    trainers = sorted(plan.stage_of)
+    aggregators = sorted(set(range(n)) - set(trainers))
+    k = len(trainers)
     flops = _measured_flops(plan) if measured else cluster.flops
     columns = (flops, cluster.memory_bytes, up, down)
-    plan_devices = Counter(map(DeviceClass, *(column[trains].tolist() for column in columns)))
+    plan_devices = Counter(map(DeviceClass, *(column[trainers].tolist() for column in columns)))
     if not (
         _are_no_faster(plan_devices, devices.classes)
         if measured
         else plan_devices <= devices.classes
     ):
         return False
-    both = np.ix_(trains, trains)
-    apart = ~np.eye(k, dtype=bool)
-    if (latency[both][apart] < devices.hop_s).any():
+    trainer_pairs = np.ix_(trainers, trainers)
+    off_diagonal = ~np.eye(k, dtype=bool)
+    if (latency[trainer_pairs][off_diagonal] < devices.hop_s).any():
         return False
-    if (pair_rates(plan)[both][apart] > devices.hop_bytes_per_s).any():
+    if (pair_rates(plan)[trainer_pairs][off_diagonal] > devices.hop_bytes_per_s).any():
         return False
-    away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
+    rtt_to_others_s = np.sort(
+        np.where(all_off_diagonal, latency + latency.T, math.inf)[:, trainers], axis=1
+    )
     # a device with a stage has m - 1 partners in a group, an aggregator has m
     rtt_s = devices.rtt_s[1:k]
-    return not ((away[trains, : k - 1] < rtt_s).any() or (away[helps, 1:k] < rtt_s).any())
+    return not (
+        (rtt_to_others_s[trainers, : k - 1] < rtt_s).any()
+        or (rtt_to_others_s[aggregators, 1:k] < rtt_s).any()
+    )
 
 
 def _are_no_faster(plan_devices: Counter[DeviceClass], classes: Counter[DeviceClass]) -> bool:
     """Whether each device matches one with the same memory and links and at least its FLOP/s."""
-    theirs: dict[tuple[float, ...], list[float]] = {}
+    flops_of: dict[tuple[float, ...], list[float]] = {}
     for flops, *others in sorted(classes.elements(), reverse=True):
-        theirs.setdefault(tuple(others), []).append(flops)
-    turn = Counter[tuple[float, ...]]()
+        flops_of.setdefault(tuple(others), []).append(flops)
+    num_used = Counter[tuple[float, ...]]()
     for flops, *others in sorted(plan_devices.elements(), reverse=True):
-        fastest = theirs.get(tuple(others), [])
-        k = turn[tuple(others)]
+        fastest = flops_of.get(tuple(others), [])
+        k = num_used[tuple(others)]
         if k >= len(fastest) or flops > fastest[k] * (1 + PRECISION):
             return False
-        turn[tuple(others)] += 1
+        num_used[tuple(others)] += 1
     return True
 
 
@@ -239,17 +244,17 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
         forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
         forward += w.stem.forward_flops if start == 0 else 0.0
         # with recomputation, B includes F
-        works = [
+        operations = [
             (forward, times.forward_s[d]),
             (2 * forward, times.backward_s[d] - plan.recompute[j] * times.forward_s[d]),
         ]
         # the head may run on this stage in other plans
         if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
-            works.append((3 * w.head.forward_flops, times.head_s[d]))
+            operations.append((3 * w.head.forward_flops, times.head_s[d]))
         fastest[d] = max(
             (
                 w.microbatch_samples * flops / s if s > 0 else math.inf
-                for flops, s in works
+                for flops, s in operations
                 if flops > 0
             ),
             default=0.0,

@@ -30,9 +30,9 @@ def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> lis
 
 def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
     """Mean microbatches per second over the trace."""
-    play = _TraceSimulation(problem)
-    play.run(plan)
-    return play.done / problem.end_s
+    simulation = _TraceSimulation(problem)
+    simulation.run(plan)
+    return simulation.done / problem.end_s
 
 
 def mean_rate_bound(problem: RebalancingProblem) -> float:
