@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
-from planner.checker.answer_types import answer_form, result_form
+from planner.checker.answer_types import answer_type_violations, result_type_violations
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
@@ -72,10 +72,12 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
     # validated by the plan's constructor
-    form_violations = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
+    type_violations = () if kind in (None, TrainingPlan) else answer_type_violations(subject, kind)
     if isinstance(plan, Result):
-        return list(form_violations or result_form(plan) or _result(plan, problem_or_cluster))
-    return list(form_violations or _check(subject, problem_or_cluster))
+        return list(
+            type_violations or result_type_violations(plan) or _result(plan, problem_or_cluster)
+        )
+    return list(type_violations or _check(subject, problem_or_cluster))
 
 
 @singledispatch

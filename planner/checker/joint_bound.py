@@ -380,11 +380,13 @@ class _Stage:
         self.hop_out_s = (
             dev.hop_s + self.output_bytes / dev.hop_bytes_per_s if self.output_bytes else 0.0
         )
-        turn = (
+        last_layer_flops = (
             common.forward(common.num_layers - 1, common.num_layers)
             + 3 * w.head.forward_flops * samples
         )
-        self.turnaround_s = (turn + 2 * common.forward(b, common.num_layers)) / common.fastest
+        self.turnaround_s = (
+            last_layer_flops + 2 * common.forward(b, common.num_layers)
+        ) / common.fastest
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
         # only a round with bytes to send waits for messages on its links
         self.unsent_s = np.where(

@@ -270,14 +270,14 @@ class ContributorSearch:
             for _ in range(30):
                 middle = (low + high) / 2
                 required_samples = middle / self.problem.gradient_bytes * self.problem.batch_size
-                if self._relaxed(middle, required_samples) >= required_samples:
+                if self._max_samples(middle, required_samples) >= required_samples:
                     low = middle
                 else:
                     high = middle
             peak = low if low > 0 else max_rate
         else:
             grid = np.linspace(max_rate / NUM_CANDIDATES, max_rate, NUM_CANDIDATES)
-            values = [self.problem.steps_of(self._relaxed(h, 0.0), h) for h in grid]
+            values = [self.problem.steps_of(self._max_samples(h, 0.0), h) for h in grid]
             peak = float(grid[int(np.argmax(values))])
         near_peak = [peak * (1 - x) for x in (0.0, 1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05)]
         coarse = [max_rate * (1 - i / NUM_CANDIDATES) for i in range(NUM_CANDIDATES)]
@@ -286,7 +286,7 @@ class ContributorSearch:
         ]
         return [*near_peak, *coarse, *steps[-NUM_CANDIDATES:]]
 
-    def _relaxed(self, rate: float, required_samples: float) -> float:
+    def _max_samples(self, rate: float, required_samples: float) -> float:
         """Maximum samples per second at ``rate`` of sets with at least ``required_samples``."""
         return knapsack(self.limits, rate, self._min_contributors(required_samples)).samples_per_s
 
@@ -321,7 +321,9 @@ class ContributorSearch:
             for x, y in ((low, middle), (middle, high)):
                 if y <= x:
                     continue
-                samples = self._relaxed(x, self._min_samples(best, y)) if x > 0 else self.samples
+                samples = (
+                    self._max_samples(x, self._min_samples(best, y)) if x > 0 else self.samples
+                )
                 steps = self.problem.steps_of(max(samples, 0.0), y)
                 if steps > best:
                     heapq.heappush(heap, (-min(steps, -value), x, y))

@@ -1,4 +1,4 @@
-"""`arrange_paths`: joint search over arrangement and paths; SkipPipe decides them in turn (3.2).
+"""`arrange_paths`: joint search over arrangement and paths; SkipPipe decides one after the other.
 
 Simulated annealing as for paths alone, with moves that exchange the devices of two roles, then a
 search over the paths of the best arrangement.
@@ -196,13 +196,17 @@ def _initial_arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[in
     The others are assigned round robin, then so that each stage in turn picks the device with the
     most memory for it, for several orders of the stages.
     """
-    order = np.argsort(-problem.memory[0], kind="stable").tolist()
-    start, others = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
+    devices = np.argsort(-problem.memory[0], kind="stable").tolist()
+    start, others = devices[: problem.stage_sizes[0]], devices[problem.stage_sizes[0] :]
     stages = range(1, len(problem.stage_sizes))
     yield _round_robin(problem, start, others)
     yield from (
-        _pick_by_memory(problem, start, others, list(turn))
-        for turn in (stages, reversed(stages), sorted(stages, key=lambda s: problem.stage_sizes[s]))
+        _pick_by_memory(problem, start, others, list(stage_order))
+        for stage_order in (
+            stages,
+            reversed(stages),
+            sorted(stages, key=lambda s: problem.stage_sizes[s]),
+        )
     )
     if not problem.fixed_sizes:
         yield _balance_memory(problem, start, others)
@@ -210,8 +214,8 @@ def _initial_arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[in
     least = 1 if problem.live_memory else problem.microbatches_per_start
     eligible = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
     if len(eligible) >= len(start):
-        elsewhere = problem.memory[1:].max(axis=0, initial=0)
-        start = sorted(eligible, key=lambda d: (int(elsewhere[d]), d))[: len(start)]
+        later_memory = problem.memory[1:].max(axis=0, initial=0)
+        start = sorted(eligible, key=lambda d: (int(later_memory[d]), d))[: len(start)]
         others = [d for d in range(len(problem)) if d not in start]
         yield _pick_by_memory(problem, start, others, list(stages))
         if not problem.fixed_sizes:
@@ -233,13 +237,13 @@ def _round_robin(
 
 
 def _pick_by_memory(
-    problem: ArrangedPathProblem, start: list[int], others: list[int], turn: list[int]
+    problem: ArrangedPathProblem, start: list[int], others: list[int], stage_order: list[int]
 ) -> list[list[int]]:
-    """Stages pick in the order ``turn``, repeatedly, the device with the most memory for them."""
+    """Stages pick in the given order, repeatedly, the device with the most memory for them."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
     unassigned = list(others)
     while unassigned:
-        for s in turn:
+        for s in stage_order:
             if unassigned and len(groups[s]) < problem.stage_sizes[s]:
                 d = max(unassigned, key=lambda d: (int(problem.memory[s, d]), -d))
                 groups[s].append(d)

@@ -160,7 +160,7 @@ class PathArrays:
             return f"{visits} visits are needed, memory allows {self.max_visits[1:].sum()}"
         return None
 
-    def shares(self) -> Ints:
+    def visits_per_stage(self) -> Ints:
         """Visits per stage; stages with more spare memory get the remainder."""
         visits = self.min_visits.copy()
         visits_left = self.microbatches * (self.path_stages - 1) - int(visits[1:].sum())

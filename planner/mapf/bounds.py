@@ -42,16 +42,16 @@ def shortest_chain_s(arrays: PathArrays, start: int) -> float:
     plain[0, start] = 0.0
     for _ in range(arrays.path_stages - 1):
         swapped = np.full_like(plain, math.inf)
-        swapped[1:] = _step(wide, down)[:-1]
+        swapped[1:] = _extend(wide, down)[:-1]
         # after a swap the highest stage visited is one above the current one
-        further = np.minimum(_step(plain, up2), _step(back, up3))
-        plain = np.minimum(_step(plain, up1), _step(back, up2)) + busy
+        further = np.minimum(_extend(plain, up2), _extend(back, up3))
+        plain = np.minimum(_extend(plain, up1), _extend(back, up2)) + busy
         wide, back = further + busy, swapped + busy
     round_trips = float((np.minimum(plain, back) + round_trip[:, start]).min())
     return float(round_trips + busy[start] + arrays.head[start])
 
 
-def _step(cost: Floats, arcs: Floats) -> Floats:
+def _extend(cost: Floats, arcs: Floats) -> Floats:
     """Least cost at every device after one more arc."""
     shortest: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
     return shortest

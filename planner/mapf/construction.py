@@ -26,7 +26,7 @@ def construct(
     """
     count, length = arrays.microbatches, arrays.path_stages
     transfers = arrays.transfer if transfer is None else transfer
-    quota = arrays.shares()
+    quota = arrays.visits_per_stage()
     capacity = arrays.capacity.copy()
     load = np.zeros(len(capacity))
     paths = np.empty((count, length), dtype=np.int64)

@@ -16,11 +16,11 @@ from planner.mapf.list_scheduling import (
     ScheduleData,
     ScheduleScratch,
     ScheduleState,
-    decode,
     device_at,
     duration_at,
     enqueue_message,
     fill_tail,
+    list_schedule,
 )
 from planner.search.arrays import Floats, Ints
 from planner.search.compiled import entry, kernel
@@ -71,8 +71,8 @@ def first_unblocked(paths: Ints, memory: Ints, key: Floats, scratch: ScheduleScr
 
 
 @kernel
-def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
-    """Makespan with every device working in the order of ``offset``; INFINITE_S as in `decode`.
+def fixed_order_schedule(data: ScheduleData, state: ScheduleState, limit: float) -> float:
+    """Makespan with every device working in the order of ``offset``, as by `list_schedule`.
 
     Reads ``paths``, ``tail``, ``offset`` and, as a first guess, ``order``; fills the rest.
     """
@@ -156,10 +156,10 @@ def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
 def compute_schedule(
     data: ScheduleData, state: ScheduleState, tail_weight: float, limit: float
 ) -> float:
-    """Makespan by `decode`, or by `follow` if ``tail_weight`` is FOLLOW_TIMES."""
+    """Makespan by `list_schedule`, or `fixed_order_schedule` if ``tail_weight`` is FOLLOW_TIMES."""
     if tail_weight < 0.0:
-        return follow(data, state, limit)
-    return decode(data, state, tail_weight, limit)
+        return fixed_order_schedule(data, state, limit)
+    return list_schedule(data, state, tail_weight, limit)
 
 
 def schedule_paths(

@@ -188,7 +188,7 @@ def solve_paths(
             initial_plans(arrays, incumbent)
         offer_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
-            _auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
+            _solve_auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
         elif chosen is PathMethod.CBS:
             _run_cbs(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
@@ -256,7 +256,7 @@ def inner_run(run: SearchRun, share: float, params: PathParams = PARAMS) -> Sear
     return AnyOf(counted, MaxRuntime(max(1e-3, run.remaining_s))).start()
 
 
-def _auto(
+def _solve_auto(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
@@ -341,7 +341,7 @@ def _solve_wave(wave: PathProblem, run: SearchRun, seed: int, share: float) -> P
     best = PathIncumbent(arrays, inner, wave, seed=seed)
     initial_plans(arrays, best)
     offer_simple_bound(arrays, best)
-    _auto(wave, arrays, best, inner, seed)
+    _solve_auto(wave, arrays, best, inner, seed)
     run.update(inner.iterations)
     return best
 

@@ -53,8 +53,8 @@ def repeat_in_turn(
     arrays: PathArrays, wave: Ints, times: Floats, length_s: float
 ) -> tuple[Ints, Floats, float]:
     """Paths, starts and makespan of the repeated wave, without overlap of waves."""
-    rows, turn = _rows(arrays, len(wave))
-    paths, starts = wave[rows], times[rows] + turn[:, None] * length_s
+    row_in_wave, wave_number = _rows(arrays, len(wave))
+    paths, starts = wave[row_in_wave], times[row_in_wave] + wave_number[:, None] * length_s
     return paths, starts, float((starts[:, -1] + arrays.backward[paths[:, 0]]).max())
 
 
@@ -68,13 +68,15 @@ def offer_repeated_wave(
     repair_visits(arrays, paths)
     if not visits_balanced(arrays, paths):
         return
-    rows, turn = _rows(arrays, len(wave))
-    later = turn[:, None] * length_s
-    for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
-        makespan, begins = schedule_paths(arrays, paths, times[rows] + later * early, FOLLOW_TIMES)
+    row_in_wave, wave_number = _rows(arrays, len(wave))
+    delay_s = wave_number[:, None] * length_s
+    for overlap_factor in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
+        makespan, begins = schedule_paths(
+            arrays, paths, times[row_in_wave] + delay_s * overlap_factor, FOLLOW_TIMES
+        )
         incumbent.offer_schedule(paths, begins, makespan)
-    for late in (0.02, 0.1, 0.3, 0.6, 1.0):
-        offset = np.repeat(later * late, arrays.steps, axis=1)
+    for offset_factor in (0.02, 0.1, 0.3, 0.6, 1.0):
+        offset = np.repeat(delay_s * offset_factor, arrays.steps, axis=1)
         for tail_weight in (DEFAULT_TAIL_WEIGHT, 0.1, 0.3):
             makespan, begins = schedule_paths(arrays, paths, offset, tail_weight)
             incumbent.offer_schedule(paths, begins, makespan)
@@ -92,7 +94,7 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
     Visits per stage of a wave are rounded, so their multiples can violate CC3. Visits stay where
     they are if no device of the other stage has capacity (TC1).
     """
-    target = arrays.shares()
+    target = arrays.visits_per_stage()
     count = np.bincount(arrays.stage[paths.ravel()], minlength=len(target))
     if visits_balanced(arrays, paths):
         return
@@ -118,6 +120,7 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
 def _rows(arrays: PathArrays, count: int) -> tuple[Ints, Ints]:
     """The microbatch of the wave that each microbatch repeats, and its wave."""
     starts = len(dict.fromkeys(arrays.starts.tolist()))
-    size, each = count // starts, arrays.microbatches // starts
+    wave_size, per_start = count // starts, arrays.microbatches // starts
     index = np.arange(arrays.microbatches)
-    return index // each * size + index % each % size, index % each // size
+    start, of_start = index // per_start, index % per_start
+    return start * wave_size + of_start % wave_size, of_start // wave_size

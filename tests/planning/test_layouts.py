@@ -17,7 +17,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.averaging.stage_averaging import adaptive_group
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_averaging import one_round_s
 from planner.planning.joint.layout_estimate import estimate, in_flight_room
@@ -30,7 +30,7 @@ from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 
-STARTS = (InitialLayout.NEIGHBOURS, InitialLayout.SPREAD, InitialLayout.SUBSET)
+STARTS = (InitialLayout.NEARBY, InitialLayout.SPREAD, InitialLayout.NEARBY_SUBSET)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
@@ -243,7 +243,9 @@ def test_every_stretch_of_paths_follows_the_flow(count: int, seed: int) -> None:
     starts = rng.dirichlet(np.ones(2))
     middle = rng.dirichlet(np.ones(3))
     last = rng.dirichlet(np.ones(2))
-    paths = mixed_paths(groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count)
+    paths = interleaved_paths(
+        groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count
+    )
     assert len(paths) == count
     for j, part in enumerate((starts, middle, last)):
         seen = np.zeros(len(part))

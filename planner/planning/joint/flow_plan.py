@@ -18,7 +18,7 @@ from planner.planning.evaluation import (
 )
 from planner.planning.joint.device_classes import DeviceClasses, Floats
 from planner.planning.joint.device_flow import PairSpread, device_flow
-from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import FlowNodes, flow_of, in_flight_limit
@@ -178,7 +178,7 @@ class LayoutContext:
                 for d, v in zip(group, its_nodes, strict=True)
             }
         starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
-        paths = mixed_paths(groups, starts, edges, shape.microbatches)
+        paths = interleaved_paths(groups, starts, edges, shape.microbatches)
         activation_bytes = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(

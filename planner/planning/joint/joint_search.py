@@ -21,11 +21,11 @@ from planner.planning.joint.alternatives import alternatives
 from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_plan import CandidatePlan
+from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import pipeline_s
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
-from planner.planning.joint.nothing_fits import nothing_fits
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import ShareRule
@@ -416,7 +416,7 @@ class _Search:
                 return
         if self.pool.first_error is None and self.run.reason == INTERRUPTED:
             raise KeyboardInterrupt  # interrupted before it is known what fits
-        raise self.pool.first_error or ProblemError(nothing_fits(self.layouts))
+        raise self.pool.first_error or ProblemError(infeasibility_message(self.layouts))
 
     def _evaluate_first_feasible(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""

@@ -52,23 +52,23 @@ MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
 class InitialLayout(enum.Enum):
     """Initial solution of a search with a given number of stages, and its temperature."""
 
-    NEIGHBOURS = "stages of nearby classes"
-    SUBSET = "the same on the best of several subsets of nearby classes"
+    NEARBY = "stages of nearby classes"
+    NEARBY_SUBSET = "the same on the best of several subsets of nearby classes"
     SPREAD = "the devices of each class spread over all stages"
     SPREAD_COLD = "the same, at a low temperature"
     RESTART = "a found or new layout whose number of stages may change"
 
 
 MOVE_SHARES = {
-    InitialLayout.NEIGHBOURS: 1.0,
+    InitialLayout.NEARBY: 1.0,
     InitialLayout.SPREAD: 1.0,
     InitialLayout.SPREAD_COLD: 1.0,
-    InitialLayout.SUBSET: 0.3,
+    InitialLayout.NEARBY_SUBSET: 0.3,
 }
 """Relative shares of the moves for a number of stages."""
 TEMPERATURES = {
-    InitialLayout.NEIGHBOURS: (0.2, 0.003),
-    InitialLayout.SUBSET: (0.05, 0.0005),
+    InitialLayout.NEARBY: (0.2, 0.003),
+    InitialLayout.NEARBY_SUBSET: (0.05, 0.0005),
     InitialLayout.SPREAD: (0.2, 0.003),
     InitialLayout.SPREAD_COLD: (1e-4, 1e-6),
     InitialLayout.RESTART: (0.05, 0.0005),
@@ -268,7 +268,7 @@ class LayoutSearch:
                     stages = numbers[int(self._rng.integers(len(numbers)))]
                     spread = bool(self._rng.integers(2))
                     state = self._initial_state(
-                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEIGHBOURS
+                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEARBY
                     )
                 else:
                     known = self.ranked()[:RESTARTS]
@@ -292,14 +292,14 @@ class LayoutSearch:
         """Approximate number of moves in so many seconds on this machine, without compilation."""
         state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
         self._anneal_chunk(
-            state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+            state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEARBY], True
         )
         began = time.perf_counter()
         self._anneal_chunk(
             state,
             self._reset_best(state),
             CHUNK,
-            *TEMPERATURES[InitialLayout.NEIGHBOURS],
+            *TEMPERATURES[InitialLayout.NEARBY],
             True,
         )
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
@@ -423,19 +423,19 @@ class LayoutSearch:
         )
 
     def _initial_state(
-        self, stages: int, kind: InitialLayout = InitialLayout.NEIGHBOURS
+        self, stages: int, kind: InitialLayout = InitialLayout.NEARBY
     ) -> LayoutState:
         """An initial layout that fits in memory.
 
-        NEIGHBOURS cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
+        NEARBY cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
         devices of each class to the stages in turn, so that each class forms pipelines, as
         consecutive ranks do. If memory is too small, classes with little memory and those that
         cannot aggregate are left out one by one; the last resort fills the devices with the most
         memory evenly.
         """
-        if kind is InitialLayout.SUBSET:
+        if kind is InitialLayout.NEARBY_SUBSET:
             return self._best_subset(stages)
-        chain, spread = self._nearest_chain(), kind is not InitialLayout.NEIGHBOURS
+        chain, spread = self._nearest_chain(), kind is not InitialLayout.NEARBY
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
             chain = self._subset(chain, stages)

@@ -257,7 +257,7 @@ class StageRequirements:
     ----------
     pool, n, layers
         The devices, their number, and the number of layers.
-    choices
+    recompute_choices
         Whether a stage recomputes: the possible values.
     starts, stops
         ``int[P]``: layers of every part.
@@ -278,7 +278,7 @@ class StageRequirements:
         every_steps: int = 1,
     ) -> None:
         self.pool, self.n, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
-        self.choices = (False, True) if recomputes else (False,)
+        self.recompute_choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
         self.microbatches_per_device = np.ceil(self.microbatches / self.m)
@@ -289,7 +289,7 @@ class StageRequirements:
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
         self._set_stage_costs(
-            workload, wire_ratio, spans, apart=every_steps == 1 and pool.regions == 0
+            workload, wire_ratio, spans, tied_apart=every_steps == 1 and pool.regions == 0
         )
         self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops_per_s.sum()) or 1.0
@@ -297,32 +297,37 @@ class StageRequirements:
         self._set_averaging(every_steps / wire_ratio)
 
     def _set_stage_costs(
-        self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
+        self,
+        workload: Workload,
+        wire_ratio: float,
+        spans: list[tuple[int, int]],
+        *,
+        tied_apart: bool,
     ) -> None:
-        """``apart``: tied parameters on two stages are averaged after the rest."""
-        plain, recomputed = (
+        """``tied_apart``: tied parameters on two stages are averaged after the rest."""
+        keeping, recomputed = (
             [
                 stage_costs(workload, a, b, with_head=b == self.layers, recompute=recomputes)
                 for a, b in spans
             ]
             for recomputes in (False, True)
         )
-        chosen = (plain, recomputed)[: len(self.choices)]
-        self.forward_flops = _column(c.forward_flops for c in plain)
+        chosen = (keeping, recomputed)[: len(self.recompute_choices)]
+        self.forward_flops = _column(c.forward_flops for c in keeping)
         self.backward_flops = [_column(c.backward_flops for c in costs) for costs in chosen]
-        self.head_flops = _column(c.head_flops for c in plain)
-        boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, plain, strict=True)}
+        self.head_flops = _column(c.head_flops for c in keeping)
+        boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, keeping, strict=True)}
         boundary_bytes[self.layers] = boundary_bytes[0] = 0.0
         self.input_bytes = _column(boundary_bytes[a] for a, _ in spans)
         self.output_bytes = _column(boundary_bytes[b] for _, b in spans)
-        tied_bytes = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
+        tied_bytes = tied_apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
         self.vector_bytes = _column(
             (c.gradient_bytes - tied_bytes * ((a == 0) != (b == self.layers))) * wire_ratio
-            for (a, b), c in zip(spans, plain, strict=True)
+            for (a, b), c in zip(spans, keeping, strict=True)
         )
         memory = self.pool.memory_bytes * (1 + MEMORY_SLACK)
         self.max_live = [self._max_live(costs, memory) for costs in chosen]
-        num_holding = (memory >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
+        num_holding = (memory >= _column(c.state_bytes for c in keeping)).sum(axis=1, keepdims=True)
         holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
         self.fits = (self.m <= num_holding) & holds_one
 
