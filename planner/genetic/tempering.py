@@ -107,7 +107,7 @@ class _Replica:
 
 
 class ParallelTempering:
-    """A search that can be advanced in several calls.
+    """Parallel tempering that can be advanced in several calls.
 
     Parameters
     ----------

@@ -163,7 +163,7 @@ class SkipPipeDomain:
         return branches
 
     def _constraint_for(self, node: Node, occupancy: Occupancy, other: Occupancy) -> Constraint:
-        """Constraint to avoid the other's occupancy; on a link, to keep behind it in the queue."""
+        """Constraint to avoid the other's occupancy; on a link, to queue behind it."""
         if occupancy.resource >= len(self.arrays.stage):
             sender = _sender(node.routes[occupancy.agent], occupancy)
             other_sender = _sender(node.routes[other.agent], other)

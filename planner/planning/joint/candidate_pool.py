@@ -194,7 +194,7 @@ class CandidatePool:
             self.best_by_stages[stages] = updated
 
     def spend(self, candidate: CandidatePlan, passes: int) -> None:
-        """Count the work of simulating so many steps of a candidate."""
+        """Count the work of simulating ``passes`` steps of a candidate."""
         self.run.spend(
             (passes * candidate.operations + OPERATIONS_PER_CANDIDATE) / OPERATIONS_PER_EFFORT
         )

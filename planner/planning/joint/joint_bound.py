@@ -151,7 +151,7 @@ def _limiting_resources(
     weights: DualWeights,
     seconds: float,
 ) -> str:
-    """What the bound depends on: resources of which slightly more would lower it."""
+    """What limits the bound: the resources of which slightly more would lower it."""
     factor = 1 + SENSITIVITY
     faster = {
         "computing": replace(pool, flops_per_s=pool.flops_per_s * factor),
@@ -167,7 +167,7 @@ def _limiting_resources(
 
 
 def _of_steps(workload: Workload, every_steps: int) -> Workload:
-    """The workload with the microbatches of so many steps in one."""
+    """The workload with the microbatches of H steps in one."""
     return workload.replace(batch_samples=workload.batch_samples * every_steps)
 
 

@@ -232,7 +232,7 @@ class _Search:
         return list(dict.fromkeys(layouts))
 
     def _num_moves(self) -> float:
-        """Trials of the layout search that the limit allows."""
+        """Moves of the layout search that the limit allows."""
         if self.run.paced_by_time:
             return LAYOUT_SEARCH_SHARE * self.moves_per_s * self.stop.seconds()
         return LAYOUT_SEARCH_SHARE * self.run.max_iterations

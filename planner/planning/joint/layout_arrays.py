@@ -99,18 +99,18 @@ class ClassArrays(NamedTuple):
 
 
 class LayoutState(NamedTuple):
-    """A layout under search, with up to ``most`` stages.
+    """A layout under search, with up to ``max_stages`` stages.
 
     Attributes
     ----------
     stages
         ``int[1]``: number of stages.
     counts
-        ``int[most, C]``: devices per stage and class.
+        ``int[max_stages, C]``: devices per stage and class.
     cuts
-        ``int[most + 1]``: first layer of every stage, and the number of layers.
+        ``int[max_stages + 1]``: first layer of every stage, and the number of layers.
     recompute
-        ``bool[most]``: stages that recompute, as the estimate chose.
+        ``bool[max_stages]``: stages that recompute, as the estimate chose.
     """
 
     stages: Ints
@@ -167,7 +167,7 @@ class LayoutScratch(NamedTuple):
 
     @classmethod
     def of(cls, max_stages: int, num_classes: int, num_sites: int) -> LayoutScratch:
-        """Work arrays for so many stages, device classes and sites."""
+        """Allocate for the numbers of stages, device classes and sites."""
         per_class, per_stage, per_site = num_classes, max_stages, num_sites
         return cls(
             share=np.zeros((max_stages, num_classes)),

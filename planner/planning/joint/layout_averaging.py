@@ -131,7 +131,7 @@ def _aggregators_at(site: int, counts: Ints, classes: ClassArrays) -> float:
 
 @kernel
 def _vectors_over_line(local_members: float, members: float, local_share: float) -> float:
-    """Vectors over a site's line in each direction, in one round, if ``part`` is reduced there."""
+    """Vectors over a site's line each way, in one round, if ``local_share`` is reduced there."""
     return local_members * (1.0 - local_share) + local_share * (members - local_members)
 
 
@@ -145,7 +145,7 @@ def _hierarchical_s(
     num_sites: int,
     slices: float,
 ) -> float:
-    """Seconds of reduce, exchange and spread, with so many slices between so many sites."""
+    """Seconds of reduce, exchange and spread between ``num_sites`` sites, each with ``slices``."""
     num_classes = len(counts)
     within_s, between_s, local_rtt_s, remote_rtt_s = 0.0, 0.0, 0.0, 0.0
     exchanged_bytes = 2 * (num_sites - 1) / num_sites * encoded_bytes

@@ -232,7 +232,7 @@ class LayoutSearch:
 
     @cached_property
     def stage_counts(self) -> list[int]:
-        """Numbers of stages to try; where few stages do not fit in memory, larger numbers."""
+        """Numbers of stages to try: small ones, or larger ones if none of these fits in memory."""
         if self.constraints.stages is not None:
             return [self.constraints.stages]
         small_counts = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
@@ -289,7 +289,7 @@ class LayoutSearch:
                 )
 
     def moves_in(self, seconds: float) -> float:
-        """Approximate number of moves in so many seconds on this machine, without compilation."""
+        """Approximate number of moves in a time on this machine, without compilation."""
         state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
         self._anneal_chunk(
             state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEARBY], True
