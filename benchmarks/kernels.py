@@ -6,7 +6,7 @@
 
 CPU seconds of whole processes: the README's first command with an empty cache of compiled code
 (cold) and again (warm), and `planner check` of its plan. Rates are measured within one process
-after a first call: simulator operations for a plan with flows and one of straight pipelines, trials
+after a first call: simulator operations for a plan with flows and one of straight pipelines, moves
 of the layout search with 8 and 57 device classes, and moves of the path search. `--devices`
 measures CPU time and memory of the first command with so many devices; `--seeds` measures the
 median step time that five named instances reach. Results are medians of repeats that alternate
@@ -75,14 +75,14 @@ for name, path in (("flow", sys.argv[1]), ("straight", sys.argv[2])):
 for name in ("aws", "skyplane"):
     instance = INSTANCES[name]
     classes = DeviceClasses.of(instance.cluster(), None)
-    layouts, trials = LayoutSearch(classes, instance.model()), 20_000
-    state = layouts._start(8, InitialLayout.SPREAD)
+    layouts, moves = LayoutSearch(classes, instance.model()), 20_000
+    state = layouts._initial_state(8, InitialLayout.SPREAD)
     def run():
         began = time.process_time()
-        layouts._round(state, layouts._value(state), trials, 0.2, 0.003, True)
-        return trials / (time.process_time() - began)
+        layouts._anneal_chunk(state, layouts._reset_best(state), moves, 0.2, 0.003, True)
+        return moves / (time.process_time() - began)
     run()
-    found[f"layouts, {len(classes)} classes: trials/s"] = run()
+    found[f"layouts, {len(classes)} classes: moves/s"] = run()
 moves = counted(search, "anneal", lambda given: given[1][0])
 for name, problem in (("20 devices", paths._reference()), ("100 devices", paths.hundred())):
     solve = lambda: solve_paths(problem, pl.Effort(1), 0)

@@ -12,13 +12,13 @@ from planner.search.result import Result
 from planner.utils.type_check import TypeMismatch, type_mismatch
 
 
-def answer_form(answer: Any, kind: type) -> list[Violation]:
+def answer_type_violations(answer: Any, kind: type) -> list[Violation]:
     """Report the first field of an answer that has a wrong type."""
     wrong = type_mismatch(answer, kind) or next(_dimensions(answer), None)
     return _violations(wrong)
 
 
-def result_form(result: Result[Any]) -> list[Violation]:
+def result_type_violations(result: Result[Any]) -> list[Violation]:
     """Report the first field of a `Result` that has a wrong type."""
     wrong = type_mismatch(result, Result)
     if wrong is None and not is_json(result.witness):  # it is written to plan files

@@ -89,15 +89,15 @@ def _covers(allowed: NDArray[np.bool_]) -> bool:
     """Whether every row can be matched (Kuhn's augmenting paths, without recursion)."""
     owner = np.full(allowed.shape[1], -1)
     for start in range(len(allowed)):
-        came: dict[int, int] = {}
+        reached_from: dict[int, int] = {}
         frontier = [start]
         free = -1
         while frontier and free < 0:
             row = frontier.pop()
             for column in map(int, np.flatnonzero(allowed[row])):
-                if column in came:
+                if column in reached_from:
                     continue
-                came[column] = row
+                reached_from[column] = row
                 if owner[column] < 0:
                     free = column
                     break
@@ -105,7 +105,7 @@ def _covers(allowed: NDArray[np.bool_]) -> bool:
         if free < 0:
             return False
         while True:  # flip the path back to the start
-            row = came[free]
+            row = reached_from[free]
             previous = int(np.flatnonzero(owner == row)[0]) if row != start else -1
             owner[free] = row
             if previous < 0:
@@ -123,14 +123,14 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
         )
     assigned = sorted(d for group in plan.groups for d in group)
     if assigned != list(range(n)):
-        strange = sorted(
+        misassigned = sorted(
             {d for d in assigned if assigned.count(d) > 1 or not 0 <= d < n}
             | (set(range(n)) - set(assigned))
         )
         yield Violation(
             "eq. 1",
             "groups",
-            f"every device must be in exactly one group, devices {strange[:5]} are not",
+            f"every device must be in exactly one group, devices {misassigned[:5]} are not",
         )
         return
     if len(set(sizes)) > 1:

@@ -20,8 +20,8 @@ def recomputed_bound(witness: Mapping[str, Any], problem: AveragingProblem) -> f
     if witness.get("kind") != "everyone":
         return None
     n = len(problem.samples_per_s)
-    able = [i for i in range(n) if problem.can_compute[i]]
-    samples = sum(float(problem.samples_per_s[i]) for i in able) / problem.batch_size
+    eligible = [i for i in range(n) if problem.can_compute[i]]
+    samples = sum(float(problem.samples_per_s[i]) for i in eligible) / problem.batch_size
     if n == 1:
         return samples
     returned = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
-from planner.checker.answer_types import answer_form, result_form
+from planner.checker.answer_types import answer_type_violations, result_type_violations
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
@@ -72,10 +72,12 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
     # validated by the plan's constructor
-    form_violations = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
+    type_violations = () if kind in (None, TrainingPlan) else answer_type_violations(subject, kind)
     if isinstance(plan, Result):
-        return list(form_violations or result_form(plan) or _result(plan, problem_or_cluster))
-    return list(form_violations or _check(subject, problem_or_cluster))
+        return list(
+            type_violations or result_type_violations(plan) or _result(plan, problem_or_cluster)
+        )
+    return list(type_violations or _check(subject, problem_or_cluster))
 
 
 @singledispatch
@@ -126,7 +128,7 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
             yield Violation("step", f"result.{name}", f"the plan's is {expected}, found {value}")
 
 
-def _side(result: Result[Any]) -> Iterator[Violation]:
+def _bound_side(result: Result[Any]) -> Iterator[Violation]:
     """Check that the bound is on the right side of the objective."""
     if result.objective is None or result.bound is None:
         return
@@ -156,7 +158,7 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
     if isinstance(result.plan, TrainingPlan):
         yield from _step_of(result, result.plan)
         return
-    yield from _side(result)
+    yield from _bound_side(result)
     yield from bound_violations(result.bound, result.witness, problem)
     if not wrong:  # the objective of an invalid plan may be undefined
         yield from _objective(result, problem)

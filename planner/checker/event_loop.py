@@ -99,7 +99,7 @@ class CheckerRounds(NamedTuple):
         ``int[G]``: members.
     device_ptr, device_groups
         ``int[N + 1]``, and the groups of every device (compressed rows).
-    alone_s, round_trip_s
+    pair_s, round_trip_s
         ``float[G]``: bytes / bandwidth of the slowest pair, and the longest round-trip latency.
     load_ptr, load_line, load_bytes
         ``int[G + 1]``, and the lines of every group with its bytes over them (compressed rows).
@@ -111,7 +111,7 @@ class CheckerRounds(NamedTuple):
     size: Ints
     device_ptr: Ints
     device_groups: Ints
-    alone_s: Floats
+    pair_s: Floats
     round_trip_s: Floats
     load_ptr: Ints
     load_line: Ints
@@ -215,7 +215,24 @@ class MessageState(NamedTuple):
 class RateState(NamedTuple):
     """Active pairs of the lines, and work arrays of max-min fair rates.
 
-    The active pairs of line r are ``active[active_ptr[r] : active_ptr[r] + num_active[r]]``.
+    Attributes
+    ----------
+    active_ptr, num_active, active
+        The active pairs of line r are ``active[active_ptr[r] : active_ptr[r] + num_active[r]]``.
+    demand
+        ``float[R]``: sum of the maximum rates of a line's active pairs.
+    residual
+        ``float[R]``: a bottleneck's capacity that its pairs with fixed rates leave.
+    unsaturated
+        ``bool[R]``: bottlenecks that still have pairs without fixed rates.
+    seen_line, seen_pair
+        Lines and pairs that the present search for connected pairs has visited, by its stamp.
+    bottlenecks, affected
+        Results of that search: lines with more demand than capacity, and pairs whose rates change.
+    fair
+        ``float[P]``: max-min fair rate of a pair, in bytes per second.
+    fixed
+        ``bool[P]``: whether the rate of an affected pair is final.
     """
 
     active_ptr: Ints
@@ -263,7 +280,7 @@ class RoundState(NamedTuple):
         Members of every group (compressed rows).
     ready, is_sending, is_stale, running
         Members that are ready; groups that send, whose speed may change, and the list of the first.
-    begin_s, alone_s, progress_s
+    begin_s, nominal_s, progress_s
         Start, seconds without later traffic, and how many of these have passed.
     speed, speed_since_s, sent_s
         Current speed and since when; when everything will be sent at this speed.
@@ -282,7 +299,7 @@ class RoundState(NamedTuple):
     is_stale: Bools
     running: Ints
     begin_s: Floats
-    alone_s: Floats
+    nominal_s: Floats
     progress_s: Floats
     speed: Floats
     speed_since_s: Floats
@@ -732,16 +749,16 @@ def _begin_round(
     state.ready[g] = 0
     state.begin_s[g] = now
     times.round_begin[g] = now
-    alone_s = rounds.alone_s[g]
+    nominal_s = rounds.pair_s[g]
     for k in range(rounds.load_ptr[g], rounds.load_ptr[g + 1]):
         line = rounds.load_line[k]
         queue = _queued_bytes(messages, rates, line, now)
         state.total_bytes[k] = _round32(rounds.load_bytes[k] + queue)
-        alone_s = max(alone_s, state.total_bytes[k] / links.capacity[line])
+        nominal_s = max(nominal_s, state.total_bytes[k] / links.capacity[line])
         state.max_speed[k] = math.inf
         _mark_changed(state, counters, line)
-    state.alone_s[g], state.progress_s[g] = _round32(alone_s), 0.0
-    state.speed[g], state.speed_since_s[g], state.sent_s[g] = 1.0, now, now + state.alone_s[g]
+    state.nominal_s[g], state.progress_s[g] = _round32(nominal_s), 0.0
+    state.speed[g], state.speed_since_s[g], state.sent_s[g] = 1.0, now, now + state.nominal_s[g]
     state.is_sending[g] = True
     state.running[counters[NUM_SENDING]] = g
     counters[NUM_SENDING] += 1
@@ -770,8 +787,8 @@ def _limit_speeds(
             other, other_entry = state.line_rounds[j, 0], state.line_rounds[j, 1]
             if state.is_sending[other] and other != g:
                 shared_line = True
-                if state.alone_s[other] > 0:
-                    other_rates += _round32(rounds.load_bytes[other_entry] / state.alone_s[other])
+                if state.nominal_s[other] > 0:
+                    other_rates += _round32(rounds.load_bytes[other_entry] / state.nominal_s[other])
         for a in range(rates.active_ptr[line], rates.active_ptr[line] + rates.num_active[line]):
             p = rates.active[a]
             if messages.queued_s[messages.head[p]] > state.begin_s[g]:
@@ -779,8 +796,8 @@ def _limit_speeds(
         state.max_speed[entry] = math.inf
         if message_rate > 0 or shared_line:
             residual_rate = max(links.capacity[line] - message_rate, 0.0)
-            shared_bytes = state.total_bytes[entry] + other_rates * state.alone_s[g]
-            state.max_speed[entry] = residual_rate * state.alone_s[g] / shared_bytes
+            shared_bytes = state.total_bytes[entry] + other_rates * state.nominal_s[g]
+            state.max_speed[entry] = residual_rate * state.nominal_s[g] / shared_bytes
         state.is_stale[g] = True
 
 
@@ -814,7 +831,7 @@ def _update_round_speeds(
         state.progress_s[g] += state.speed[g] * (now - state.speed_since_s[g])
         state.speed[g], state.speed_since_s[g], state.sent_s[g] = new_speed, now, math.inf
         if new_speed > 0:
-            remaining_s = max(state.alone_s[g] - state.progress_s[g], 0.0)
+            remaining_s = max(state.nominal_s[g] - state.progress_s[g], 0.0)
             state.sent_s[g] = now + remaining_s / new_speed
             counters[PUSHED] += 1
             _push(events, state.sent_s[g], counters[PUSHED], ROUND_SENT, g)
@@ -1154,7 +1171,7 @@ def run(
     times: RunTimes,
     delayed: bool,
 ) -> None:
-    """Simulate steps from an idle start.
+    """Simulate steps on an initially idle system.
 
     Parameters
     ----------

@@ -6,17 +6,18 @@ stages need between two step ends cost more than all devices provide. Some stage
 ends the step. Stages after it do all of the next step's work after that moment; stages before it
 do at least their backward passes and the forward passes that memory cannot hold in advance.
 
-Roles here, and the solver's: first - whole_pipeline, beyond - downstream, ends - boundary, before -
-upstream (`planner.planning.joint.stage_requirements`).
+Quantities have the names of `planner.planning.joint.stage_requirements`, whose inequalities are
+derived here a second time.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +49,13 @@ def whole_step_bound_s(
         devices = _WitnessDevices.from_witness(witness)
         if not _covers(devices, plan, witness.get("measured") is True):
             return None
-        stages, steps = _StageWeights(devices, witness, plan), plan.sync.every_steps
-        if stages.excluded(steps * claimed_s * (1 - PRECISION)):
+        splits, steps = _Splits(devices, witness, plan), plan.sync.every_steps
+        if splits.excluded(steps * claimed_s * (1 - PRECISION)):
             return claimed_s
         low, high = 0.0, steps * claimed_s
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            low, high = (middle, high) if stages.excluded(middle) else (low, middle)
+            low, high = (middle, high) if splits.excluded(middle) else (low, middle)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return low / steps
@@ -84,14 +85,14 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     if regions:
         # with fewer regions more bytes are sent
         reaches = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
-        single = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
+        is_single_round = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
         return max(map(len, reaches)) <= regions and all(
             is_single or _exchanges_at_once(rounds, Phase.WITHIN)
-            for is_single, rounds in zip(single, plan.averaging, strict=True)
+            for is_single, rounds in zip(is_single_round, plan.averaging, strict=True)
         )
-    levels = witness.get("levels") is True
+    hierarchical = witness.get("levels") is True
     return all(
-        (levels and _exchanges_at_once(rounds, Phase.REDUCE))
+        (hierarchical and _exchanges_at_once(rounds, Phase.REDUCE))
         or (
             len(rounds) == 1
             and len(rounds[0]) == 1
@@ -115,52 +116,66 @@ def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase)
     )
 
 
-Kind = tuple[float, float, float, float]
-"""FLOP/s, memory, upload and download of a device."""
+class Role(enum.Enum):
+    """Position of a stage relative to the stage whose averaging ends the step."""
+
+    WHOLE_PIPELINE = "any stage, if stage 0 ends the step"
+    BOUNDARY = "ends the step, and is not stage 0"
+    DOWNSTREAM = "after the boundary stage"
+    UPSTREAM = "before the boundary stage"
+
+
+class DeviceClass(NamedTuple):
+    """What the witness states of a device; rates are per second."""
+
+    flops: float
+    memory_bytes: float
+    upload: float
+    download: float
 
 
 @dataclass(frozen=True)
 class _WitnessDevices:
     """The witness's device classes, least latencies, fastest link and dual weights."""
 
-    classes: Counter[Kind]
-    back_s: Floats
+    classes: Counter[DeviceClass]
+    rtt_s: Floats
     hop_s: float
-    hop_rate: float
+    hop_bytes_per_s: float
     weights: tuple[float, float, float]
 
     @classmethod
     def from_witness(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
-        classes: Counter[Kind] = Counter()
+        classes: Counter[DeviceClass] = Counter()
         for row in witness["devices"]:
-            key = tuple(
-                _number(row[name])
-                for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
-            )
-            classes[key] += int(row["count"])  # type: ignore[index]
+            names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+            device = DeviceClass(*(_number(row[name]) for name in names))
+            classes[device] += int(row["count"])
         n = sum(classes.values())
         if n > MAX_DEVICES:
             raise ValueError("devices")
-        back = np.zeros(n)
+        rtt_s = np.zeros(n)
         for m, seconds in witness["return_s"]:
-            back[int(m) - 1 :] = float(seconds)
+            rtt_s[int(m) - 1 :] = float(seconds)
         weights = tuple(float(weight) for weight in witness["price"])
         if len(weights) != 3 or min(weights) < 0 or abs(sum(weights) - 1) > PRECISION:
             raise ValueError("price")
-        if min(classes.values()) < 1 or not all(x > 0 for key in classes for x in key):
+        if min(classes.values()) < 1 or not all(x > 0 for device in classes for x in device):
             raise ValueError("devices")
-        hop_s, hop_rate = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
-        numbers = [*(x for key in classes for x in key), hop_rate]
+        hop_s, hop_bytes_per_s = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
+        numbers = [*(x for device in classes for x in device), hop_bytes_per_s]
         # a single device has no links, so links must have weight 0
         if n == 1 and weights[1] == 0:
-            numbers = [x for key in classes for x in key[:2]]
-        if not (np.isfinite([*numbers, *back, hop_s]).all() and hop_s >= 0 and hop_rate > 0):
+            numbers = [x for device in classes for x in device[:2]]
+        if not (
+            np.isfinite([*numbers, *rtt_s, hop_s]).all() and hop_s >= 0 and hop_bytes_per_s > 0
+        ):
             raise ValueError("links")
-        return cls(classes, back, hop_s, hop_rate, weights)
+        return cls(classes, rtt_s, hop_s, hop_bytes_per_s, weights)
 
-    def each(self, k: int) -> Floats:
-        """Column k of `Kind` for all devices, descending."""
-        return np.sort(np.array([key[k] for key in self.classes.elements()]))[::-1]
+    def descending(self, field: int) -> Floats:
+        """A field of `DeviceClass` for all devices, largest first."""
+        return np.sort(np.array([device[field] for device in self.classes.elements()]))[::-1]
 
 
 def _number(value: float | None) -> float:
@@ -170,46 +185,53 @@ def _number(value: float | None) -> float:
 def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    off = ~np.eye(n, dtype=bool)
+    all_off_diagonal = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-    fastest = np.where(off, rate, 0.0 if n > 1 else math.inf)
+    fastest = np.where(all_off_diagonal, rate, 0.0 if n > 1 else math.inf)
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     up = fastest.max(axis=1) if up is None else up
     down = fastest.max(axis=0) if down is None else down
-    trains = sorted(plan.stage_of)
-    helps = sorted(set(range(n)) - set(trains))
-    k = len(trains)
+    trainers = sorted(plan.stage_of)
+    aggregators = sorted(set(range(n)) - set(trainers))
+    k = len(trainers)
     flops = _measured_flops(plan) if measured else cluster.flops
     columns = (flops, cluster.memory_bytes, up, down)
-    plan_kinds = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
+    plan_devices = Counter(map(DeviceClass, *(column[trainers].tolist() for column in columns)))
     if not (
-        _are_no_faster(plan_kinds, devices.classes) if measured else plan_kinds <= devices.classes
+        _are_no_faster(plan_devices, devices.classes)
+        if measured
+        else plan_devices <= devices.classes
     ):
         return False
-    both = np.ix_(trains, trains)
-    apart = ~np.eye(k, dtype=bool)
-    if (latency[both][apart] < devices.hop_s).any():
+    trainer_pairs = np.ix_(trainers, trainers)
+    off_diagonal = ~np.eye(k, dtype=bool)
+    if (latency[trainer_pairs][off_diagonal] < devices.hop_s).any():
         return False
-    if (pair_rates(plan)[both][apart] > devices.hop_rate).any():
+    if (pair_rates(plan)[trainer_pairs][off_diagonal] > devices.hop_bytes_per_s).any():
         return False
-    away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
+    rtt_to_others_s = np.sort(
+        np.where(all_off_diagonal, latency + latency.T, math.inf)[:, trainers], axis=1
+    )
     # a device with a stage has m - 1 partners in a group, an aggregator has m
-    back_s = devices.back_s[1:k]
-    return not ((away[trains, : k - 1] < back_s).any() or (away[helps, 1:k] < back_s).any())
+    rtt_s = devices.rtt_s[1:k]
+    return not (
+        (rtt_to_others_s[trainers, : k - 1] < rtt_s).any()
+        or (rtt_to_others_s[aggregators, 1:k] < rtt_s).any()
+    )
 
 
-def _are_no_faster(plan_kinds: Counter[Kind], classes: Counter[Kind]) -> bool:
+def _are_no_faster(plan_devices: Counter[DeviceClass], classes: Counter[DeviceClass]) -> bool:
     """Whether each device matches one with the same memory and links and at least its FLOP/s."""
-    theirs: dict[tuple[float, ...], list[float]] = {}
+    flops_of: dict[tuple[float, ...], list[float]] = {}
     for flops, *others in sorted(classes.elements(), reverse=True):
-        theirs.setdefault(tuple(others), []).append(flops)
-    turn = Counter[tuple[float, ...]]()
-    for flops, *others in sorted(plan_kinds.elements(), reverse=True):
-        fastest = theirs.get(tuple(others), [])
-        k = turn[tuple(others)]
+        flops_of.setdefault(tuple(others), []).append(flops)
+    num_used = Counter[tuple[float, ...]]()
+    for flops, *others in sorted(plan_devices.elements(), reverse=True):
+        fastest = flops_of.get(tuple(others), [])
+        k = num_used[tuple(others)]
         if k >= len(fastest) or flops > fastest[k] * (1 + PRECISION):
             return False
-        turn[tuple(others)] += 1
+        num_used[tuple(others)] += 1
     return True
 
 
@@ -222,17 +244,17 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
         forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
         forward += w.stem.forward_flops if start == 0 else 0.0
         # with recomputation, B includes F
-        works = [
+        operations = [
             (forward, times.forward_s[d]),
             (2 * forward, times.backward_s[d] - plan.recompute[j] * times.forward_s[d]),
         ]
         # the head may run on this stage in other plans
         if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
-            works.append((3 * w.head.forward_flops, times.head_s[d]))
+            operations.append((3 * w.head.forward_flops, times.head_s[d]))
         fastest[d] = max(
             (
                 w.microbatch_samples * flops / s if s > 0 else math.inf
-                for flops, s in works
+                for flops, s in operations
                 if flops > 0
             ),
             default=0.0,
@@ -240,8 +262,8 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
     return fastest
 
 
-class _StageWeights:
-    """All possible stages (ranges of layers)."""
+class _Splits:
+    """All splits of the layers into stages, and what the stages have in common."""
 
     def __init__(
         self, devices: _WitnessDevices, witness: Mapping[str, Any], plan: TrainingPlan
@@ -261,22 +283,27 @@ class _StageWeights:
         # H steps between two global averages count as one step
         self.microbatches = plan.workload.batch_samples * plan.sync.every_steps // self.samples
         self.num_layers = len(plan.workload.layers)
-        self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
+        self.flops_per_s, self.memory, self.up, self.down = (
+            devices.descending(field) for field in range(4)
+        )
         # before an exchange ends some may have received nothing, but all have sent their vector
         both = [
-            key[2] if self.hierarchical else min(key[2], key[3])
-            for key in devices.classes.elements()
+            device.upload if self.hierarchical else min(device.upload, device.download)
+            for device in devices.classes.elements()
         ]
         self.line_rate = np.sort(np.array(both))[::-1]
         # sums over the m best and the m worst devices
-        self.total_line_rate, self.total_download = self.line_rate.cumsum(), self.down.cumsum()
-        self.highest_speeds, self.highest_uploads = self.speed.cumsum(), self.up.cumsum()
-        self.lowest_speeds, self.lowest_uploads = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
-        self.m = np.arange(1, len(self.speed) + 1)
-        self.max_speed = float(self.speed[0])
-        self.totals = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
+        self.most_line_rate, self.most_down = self.line_rate.cumsum(), self.down.cumsum()
+        self.most_flops_per_s, self.most_up = self.flops_per_s.cumsum(), self.up.cumsum()
+        self.least_flops_per_s, self.least_up = (
+            self.flops_per_s[::-1].cumsum(),
+            self.up[::-1].cumsum(),
+        )
+        self.m = np.arange(1, len(self.flops_per_s) + 1)
+        self.fastest = float(self.flops_per_s[0])
+        self.totals = (float(self.flops_per_s.sum()), float(self.up.sum()), len(self.m))
         self.stages = {
-            (a, b): _StageWeight(self, a, b)
+            (a, b): _Stage(self, a, b)
             for a in range(self.num_layers)
             for b in range(a + 1, self.num_layers + 1)
         }
@@ -288,27 +315,30 @@ class _StageWeights:
         return (stem + math.fsum(x.forward_flops for x in w.layers[a:b])) * self.samples
 
     def excluded(self, limit: float) -> bool:
-        """Whether no split is cheap enough for a step of ``limit`` seconds."""
-        # dynamic program over layer prefixes: without the stage that ends the step, with it, and
-        # with stage 0 as that stage
-        before, beyond, first = ([math.inf] * (self.num_layers + 1) for _ in range(3))
-        before[0] = first[0] = 0.0
+        """Whether every split weighs more than all devices in a step of ``limit`` seconds."""
+        # dynamic program over the first b layers: before the boundary stage, from it on, and with
+        # stage 0 as the stage that ends the step
+        upstream, downstream, whole = ([math.inf] * (self.num_layers + 1) for _ in range(3))
+        upstream[0] = whole[0] = 0.0
         for b in range(1, self.num_layers + 1):
             for a in range(b):
                 stage = self.stages[a, b]
-                first[b] = min(first[b], first[a] + stage.cost(limit, "first"))
-                beyond[b] = min(beyond[b], beyond[a] + stage.cost(limit, "beyond"))
+                after_whole = whole[a] + stage.weight(limit, Role.WHOLE_PIPELINE)
+                whole[b] = min(whole[b], after_whole)
+                after_downstream = downstream[a] + stage.weight(limit, Role.DOWNSTREAM)
+                downstream[b] = min(downstream[b], after_downstream)
                 if a > 0:
-                    beyond[b] = min(beyond[b], before[a] + stage.cost(limit, "ends"))
+                    after_boundary = upstream[a] + stage.weight(limit, Role.BOUNDARY)
+                    downstream[b] = min(downstream[b], after_boundary)
                 if b < self.num_layers:
-                    before[b] = min(before[b], before[a] + stage.cost(limit, "before"))
-        return min(first[self.num_layers], beyond[self.num_layers]) > 1 + 1e-12
+                    upstream[b] = min(upstream[b], upstream[a] + stage.weight(limit, Role.UPSTREAM))
+        return min(whole[self.num_layers], downstream[self.num_layers]) > 1 + 1e-12
 
 
-class _StageWeight:
+class _Stage:
     """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, common: _StageWeights, a: int, b: int) -> None:
+    def __init__(self, common: _Splits, a: int, b: int) -> None:
         self.common, self.first = common, a == 0
         w, dev, m, samples = common.workload, common.devices, common.m, common.samples
         self.forward_flops = common.forward(a, b)
@@ -329,35 +359,38 @@ class _StageWeight:
         # same holds until sites have exchanged
         least = common.has_aggregators or common.hierarchical
         self.averaged_bytes = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
-        slowest = np.maximum(
-            self.averaged_bytes / common.total_line_rate, vector / common.line_rate
-        )
+        slowest = np.maximum(self.averaged_bytes / common.most_line_rate, vector / common.line_rate)
         if common.regions:
             # the exchange sends least between two regions, although averaging within regions sends
             # least with more of them: both minima are valid bounds
-            slowest = 2 * vector / common.total_line_rate
+            slowest = 2 * vector / common.most_line_rate
             nearby = np.minimum(m, common.regions)
             inside = 2 * (m - nearby) * owned * w.gradient_bytes_per_parameter
             self.averaged_bytes = 2 * (nearby - 1) * vector + common.every_steps * inside
-        self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
-        # on the fastest device: a first microbatch's way to this stage, the last one's way back,
-        # and one's way through the last layers and back, with at least one transfer
-        hop_in = dev.hop_s + self.input_bytes / dev.hop_rate if self.input_bytes else 0.0
+        self.round_s = np.where(m > 1, slowest + dev.rtt_s, 0.0)
+        # on the fastest device: forward passes of a first microbatch before this stage, backward
+        # passes of the last one there, and both in the layers after it, with at least one transfer
+        self.hop_in_s = (
+            dev.hop_s + self.input_bytes / dev.hop_bytes_per_s if self.input_bytes else 0.0
+        )
         self.input_latency_s = dev.hop_s if self.input_bytes else 0.0
-        self.way_in_s = common.forward(0, a) / common.max_speed
-        self.previous_layer_s = common.forward(a - 1, a) / common.max_speed if a else 0.0
-        self.input_s = hop_in
-        self.way_back_s = 2 * self.way_in_s
-        self.output_s = dev.hop_s + self.output_bytes / dev.hop_rate if self.output_bytes else 0.0
-        turn = (
+        self.upstream_forward_s = common.forward(0, a) / common.fastest
+        self.previous_layer_s = common.forward(a - 1, a) / common.fastest if a else 0.0
+        self.upstream_backward_s = 2 * self.upstream_forward_s
+        self.hop_out_s = (
+            dev.hop_s + self.output_bytes / dev.hop_bytes_per_s if self.output_bytes else 0.0
+        )
+        last_layer_flops = (
             common.forward(common.num_layers - 1, common.num_layers)
             + 3 * w.head.forward_flops * samples
         )
-        self.turnaround_s = (turn + 2 * common.forward(b, common.num_layers)) / common.max_speed
-        self.closing_s = np.maximum(self.averaging_s, hop_in + self.way_back_s)
+        self.turnaround_s = (
+            last_layer_flops + 2 * common.forward(b, common.num_layers)
+        ) / common.fastest
+        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
         # only a round with bytes to send waits for messages on its links
-        self.round_latency_s = np.where(
-            (m > 1) & (vector > 0), dev.back_s, self.input_latency_s + self.way_back_s
+        self.unsent_s = np.where(
+            (m > 1) & (vector > 0), dev.rtt_s, self.input_latency_s + self.upstream_backward_s
         )
         self._memory(a, b)
 
@@ -376,82 +409,85 @@ class _StageWeight:
             )
             self.max_live[recompute] = np.clip(suffices, 0, common.microbatches)
         some = max(live[0] for live in self.max_live.values()) >= 1
-        self.fits_memory = (
+        self.fits = (
             (available >= 0).cumsum() >= common.m if some else np.zeros(len(available), dtype=bool)
         )
 
-    def cost(self, limit: float, role: str) -> float:
+    def weight(self, limit: float, role: Role) -> float:
         """The least weight of this stage's devices in a step of ``limit`` seconds."""
-        options = self._weights_before_end(limit) if role == "before" else self._all(limit, role)
-        return min(float(weights.min()) for weights in options)
+        if role is Role.UPSTREAM:
+            return min(float(weights.min()) for weights in self._upstream_weights(limit))
+        return float(self._full_step_weights(limit, role).min())
 
-    def _all(self, limit: float, role: str) -> Iterator[Floats]:
-        """Weights if F, H and B follow the step end; the ending stage may have its inputs."""
+    def _full_step_weights(self, limit: float, role: Role) -> Floats:
+        """Weights if F, H and B follow the step end; a boundary stage may have its inputs."""
         common = self.common
-        start = {"first": self.way_in_s, "beyond": self.previous_layer_s, "ends": 0.0}[role]
-        hop, lag, messages = (
-            self.input_s,
-            self.input_latency_s,
-            self.input_bytes + self.output_bytes,
-        )
-        feasible = self.fits_memory
-        if role == "ends":
+        earliest_s = {
+            Role.WHOLE_PIPELINE: self.upstream_forward_s,
+            Role.DOWNSTREAM: self.previous_layer_s,
+            Role.BOUNDARY: 0.0,
+        }[role]
+        begin_s = earliest_s + self.hop_in_s
+        first_arrival_s = earliest_s + self.input_latency_s
+        received_bytes, feasible = self.input_bytes + self.output_bytes, self.fits
+        if role is Role.BOUNDARY:
             # a group of one does not average: the previous stage ends no earlier
-            hop, lag, messages, feasible = 0.0, 0.0, self.output_bytes, feasible & (common.m > 1)
-        begin, flops = start + hop, 3 * self.forward_flops + self.head_flops
-        remaining_s = limit - begin - self.closing_s
+            begin_s = first_arrival_s = 0.0
+            received_bytes, feasible = self.output_bytes, feasible & (common.m > 1)
+        flops = 3 * self.forward_flops + self.head_flops
+        remaining_s = limit - begin_s - self.tail_s
         feasible = feasible & (
-            np.ceil(common.microbatches / common.m) * flops / common.max_speed <= remaining_s
+            np.ceil(common.microbatches / common.m) * flops / common.fastest <= remaining_s
         )
         feasible &= (
-            common.microbatches * messages
-            <= (limit - start - lag - self.closing_s) * common.total_download
+            common.microbatches * received_bytes
+            <= (limit - first_arrival_s - self.tail_s) * common.most_down
         )
         sent_bytes = (
             common.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
         )
-        idle_s = begin + self.forward_flops / common.max_speed + self.round_latency_s
-        yield self._weights(
-            feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - idle_s
+        quiet_s = begin_s + self.forward_flops / common.fastest + self.unsent_s
+        return self._weights(
+            feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - quiet_s
         )
 
-    def _weights_before_end(self, limit: float) -> Iterator[Floats]:
+    def _upstream_weights(self, limit: float) -> Iterator[Floats]:
         """Weights if B, and F beyond what memory holds, follow the step end."""
         common = self.common
         microbatches_per_device = np.ceil(common.microbatches / common.m)
         for recompute, live in self.max_live.items():
             backward_flops = (3 if recompute else 2) * self.forward_flops
-            extra_forward = np.maximum(common.microbatches - live.cumsum(), 0)
-            begin = self.turnaround_s + self.output_s
-            remaining_s = limit - self.closing_s
-            feasible = self.fits_memory & (
-                microbatches_per_device * backward_flops / common.max_speed <= remaining_s - begin
+            late_forwards = np.maximum(common.microbatches - live.cumsum(), 0)
+            begin_s = self.turnaround_s + self.hop_out_s
+            remaining_s = limit - self.tail_s
+            feasible = self.fits & (
+                microbatches_per_device * backward_flops / common.fastest <= remaining_s - begin_s
             )
             feasible &= (
                 microbatches_per_device * backward_flops
                 + np.maximum(microbatches_per_device - live[0], 0) * self.forward_flops
-            ) / common.max_speed <= remaining_s
+            ) / common.fastest <= remaining_s
             feasible &= (
                 common.microbatches * self.output_bytes
-                <= (remaining_s - self.turnaround_s) * common.total_download
+                <= (remaining_s - self.turnaround_s) * common.most_down
             )
             sent_bytes = (
                 common.microbatches * self.input_bytes
-                + extra_forward * self.output_bytes
+                + late_forwards * self.output_bytes
                 + self.averaged_bytes
             )
-            idle_s = (
-                np.where(extra_forward > 0, 0.0, begin + backward_flops / common.max_speed)
-                + self.round_latency_s
+            quiet_s = (
+                np.where(late_forwards > 0, 0.0, begin_s + backward_flops / common.fastest)
+                + self.unsent_s
             )
             flops_within = [
                 (
-                    common.microbatches * backward_flops + extra_forward * self.forward_flops,
+                    common.microbatches * backward_flops + late_forwards * self.forward_flops,
                     remaining_s,
                 ),
-                (common.microbatches * backward_flops, remaining_s - begin),
+                (common.microbatches * backward_flops, remaining_s - begin_s),
             ]
-            yield self._weights(feasible, flops_within, sent_bytes, limit - idle_s)
+            yield self._weights(feasible, flops_within, sent_bytes, limit - quiet_s)
 
     def _weights(
         self,
@@ -462,18 +498,18 @@ class _StageWeight:
     ) -> Floats:
         common = self.common
         feasible = feasible & (sending_s > 0)
-        speed = np.zeros(len(common.m))
+        flops_per_s = np.zeros(len(common.m))
         for _, remaining_s in flops_within:
             feasible &= remaining_s > 0
         for flops, remaining_s in flops_within:
-            speed = np.maximum(speed, flops / np.where(feasible, remaining_s, 1.0))
+            flops_per_s = np.maximum(flops_per_s, flops / np.where(feasible, remaining_s, 1.0))
         rate = sent_bytes / np.where(feasible, sending_s, 1.0)
-        feasible &= (speed <= common.highest_speeds) & (rate <= common.highest_uploads)
+        feasible &= (flops_per_s <= common.most_flops_per_s) & (rate <= common.most_up)
         columns = zip(
             common.devices.weights,
             (
-                np.maximum(speed, common.lowest_speeds),
-                np.maximum(rate, common.lowest_uploads),
+                np.maximum(flops_per_s, common.least_flops_per_s),
+                np.maximum(rate, common.least_up),
                 common.m,
             ),
             common.totals,

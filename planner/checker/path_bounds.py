@@ -74,20 +74,20 @@ def _earliest_begins_s(
     those that ends after the r-th occupies the device for its end and for the start of one that
     had to wait for the r-th end.
     """
-    rules: list[tuple[tuple[str, int], tuple[str, int], float]] = []
+    arcs: list[tuple[tuple[str, int], tuple[str, int], float]] = []
     for j in range(count):
-        rules.append((("begin", j), ("end", j), chain_s))
+        arcs.append((("begin", j), ("end", j), chain_s))
         if j + 1 < count:
-            rules.append((("begin", j), ("begin", j + 1), first_s))
-            rules.append((("end", j), ("end", j + 1), last_s))
+            arcs.append((("begin", j), ("begin", j + 1), first_s))
+            arcs.append((("end", j), ("end", j + 1), last_s))
         for r in range(j - memory + 1):
-            rules.append((("end", r), ("begin", j), (j - memory - r) * (first_s + last_s)))
-    rules.sort(key=lambda rule: (rule[0][1], rule[0][0]))
+            arcs.append((("end", r), ("begin", j), (j - memory - r) * (first_s + last_s)))
+    arcs.sort(key=lambda arc: (arc[0][1], arc[0][0]))
     time_s = {(event, j): 0.0 for event in ("begin", "end") for j in range(count)}
     changed = True
     while changed:
         changed = False
-        for earlier, later, seconds in rules:
+        for earlier, later, seconds in arcs:
             if time_s[earlier] + seconds > time_s[later]:
                 time_s[later] = time_s[earlier] + seconds
                 changed = True
@@ -99,16 +99,17 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
 
     Enumerated by blocks: one stage, or two neighbouring stages in reverse order.
     """
-    round_trip_s = _both_outward_and_return_s(problem)
+    round_trip_s = _round_trip_s(problem)
     busy: list[float] = (problem.forward_s + problem.backward_s).tolist()
-    room = problem.memory.tolist()
-    usable = [[d for d in group if room[d] > 0] for group in problem.stage_devices]
-    cap = problem.max_total_swaps
-    max_swaps = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
+    memory = problem.memory.tolist()
+    usable = [[d for d in group if memory[d] > 0] for group in problem.stage_devices]
+    max_swaps = problem.max_swaps
+    if problem.max_total_swaps is not None:
+        max_swaps = min(max_swaps, problem.max_total_swaps)
 
     @cache
     def remaining_s(device: int, top: int, stages_left: int, swaps: int) -> float:
-        """Least seconds after device ``at`` with ``left`` more stages, all above ``top``."""
+        """Least seconds after ``device`` with ``stages_left`` more stages, all above ``top``."""
         if stages_left == 0:
             return round_trip_s(device, start)
         best = math.inf
@@ -135,7 +136,7 @@ def _shortest_path_s(problem: PathProblem, start: int) -> float:
     return start_s + remaining_s(start, 0, problem.path_stages - 1, max_swaps)
 
 
-def _both_outward_and_return_s(
+def _round_trip_s(
     problem: PathProblem | ArrangedPathProblem,
 ) -> Callable[[int, int], float]:
     """Round-trip transfer seconds between two devices, 0 on the same device."""
@@ -149,22 +150,22 @@ def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
     A device with v visits runs F and B v times, and in one visit H lies between them; before that
     a microbatch has to reach the device, and afterwards to return.
     """
-    visits = _fewest_visits(problem, stage)
+    visits = _min_visits(problem, stage)
     if visits == 0:
         return None
-    out, return_s = _outward_and_return_s(problem)
+    entry_s, return_s = _entry_and_return_s(problem)
     f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
     head = min(float(problem.head_s[s]) for s in problem.stage_devices[0])
     ends = []
     for d in problem.stage_devices[stage]:
         busy = f[d] + b[d]
-        for v in range(1, min(_paths_through(problem, d), visits) + 1):
-            ends.append(out(d) + max(v * busy, busy + head) + return_s(d))
+        for v in range(1, min(_max_paths(problem, d), visits) + 1):
+            ends.append(entry_s(d) + max(v * busy, busy + head) + return_s(d))
     ends.sort()
     return ends[visits - 1] if len(ends) >= visits else None
 
 
-def _fewest_visits(problem: PathProblem, stage: int) -> int:
+def _min_visits(problem: PathProblem, stage: int) -> int:
     """Fewest visits by CC3; 0 for stage 0, which is never skipped."""
     if stage == 0:
         return 0
@@ -172,15 +173,15 @@ def _fewest_visits(problem: PathProblem, stage: int) -> int:
     return microbatches * (problem.path_stages - 1) // (len(problem.stage_devices) - 1)
 
 
-def _paths_through(problem: PathProblem, device: int) -> int:
+def _max_paths(problem: PathProblem, device: int) -> int:
     """Most paths through a device by TC1."""
-    room = int(problem.memory[device])
+    memory = int(problem.memory[device])
     if problem.live_memory:
-        return len(problem.stage_devices[0]) * problem.microbatches_per_start if room > 0 else 0
-    return room
+        return len(problem.stage_devices[0]) * problem.microbatches_per_start if memory > 0 else 0
+    return memory
 
 
-def _outward_and_return_s(
+def _entry_and_return_s(
     problem: PathProblem,
 ) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Least seconds before F can begin on a device, and after B has ended there."""
@@ -190,11 +191,11 @@ def _outward_and_return_s(
     devices = range(len(hop))
 
     @cache
-    def out(d: int, hops: int) -> float:
+    def entry_s(d: int, hops: int) -> float:
         """Least seconds before F can begin on a device, over at most ``hops`` transfers."""
         best = min(f[s] + hop[s][d] for s in starts)
         if hops > 1:
-            best = min(best, min(out(v, hops - 1) + f[v] + hop[v][d] for v in devices))
+            best = min(best, min(entry_s(v, hops - 1) + f[v] + hop[v][d] for v in devices))
         return float(best)
 
     @cache
@@ -205,7 +206,7 @@ def _outward_and_return_s(
             best = min(best, min(hop[d][v] + b[v] + return_s(v, hops - 1) for v in devices))
         return float(best)
 
-    return lambda d: out(d, hops), lambda d: return_s(d, hops)
+    return lambda d: entry_s(d, hops), lambda d: return_s(d, hops)
 
 
 def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> float | None:
@@ -223,12 +224,12 @@ def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> flo
     if device in starts and "stage" not in witness:
         group, messages = [device], 2 * problem.microbatches_per_start
     elif stage is not None and "device" not in witness:
-        group, messages = list(problem.stage_devices[stage]), 2 * _fewest_visits(problem, stage)
+        group, messages = list(problem.stage_devices[stage]), 2 * _min_visits(problem, stage)
     else:
         return None
     if messages == 0:
         return None
-    outward_s, return_s = _outward_and_return_s(problem)
+    entry_s, return_s = _entry_and_return_s(problem)
     stage_of = {d: s for s, devices in enumerate(problem.stage_devices) for d in devices}
     ends = []
     for source in group:
@@ -236,11 +237,11 @@ def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> flo
             u, v = (source, other) if out else (other, source)
             if stage_of[u] == stage_of[v]:
                 continue
-            begins = (0.0 if u in starts else outward_s(u)) + float(problem.forward_s[u])
+            begins = (0.0 if u in starts else entry_s(u)) + float(problem.forward_s[u])
             ending = float(problem.backward_s[v]) + (0.0 if v in starts else return_s(v))
             busy = float(problem.link_s[u][v])
             slack_s = float(problem.transfer_s[u][v]) - busy + ending
-            max_uses = 2 * min(_paths_through(problem, u), _paths_through(problem, v))
+            max_uses = 2 * min(_max_paths(problem, u), _max_paths(problem, v))
             ends += [begins + k * busy + slack_s for k in range(1, min(max_uses, messages) + 1)]
     ends.sort()
     return ends[messages - 1] if len(ends) >= messages else None
@@ -260,8 +261,8 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
     """Turnover of the slowest start device if those with the least turnover are chosen."""
     n, per_start = len(problem.transfer_s), problem.microbatches_per_start
     count = problem.stage_sizes[0]
-    round_trip_s = _both_outward_and_return_s(problem)
-    later = [
+    round_trip_s = _round_trip_s(problem)
+    busy_later = [
         min((float(row[d]) for row in (problem.forward_s + problem.backward_s)[1:]), default=0.0)
         for d in range(n)
     ]
@@ -278,7 +279,7 @@ def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
                 problem.backward_s[0, start],
             )
         )
-        chain = f + h + b + _closed_walk_s(round_trip_s, later, start, problem.path_stages - 1)
+        chain = f + h + b + _closed_walk_s(round_trip_s, busy_later, start, problem.path_stages - 1)
         spans.append(
             _span_s(per_start, memory if problem.live_memory else per_start, (f, h, b), chain)
         )

@@ -50,11 +50,11 @@ def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float
             uses += [
                 2 * vector / m * float(averaging.pair_s_per_byte[d, e]) for e in group if e != d
             ]
-        away = max((float(averaging.away_s[d, e]) for d in group for e in group), default=0.0)
-        mine = [op for op in plan.paths.ops if op.device in group]
-        span = max((op.end_s for op in mine), default=0.0)
-        span -= min((op.start_s for op in mine), default=0.0)
-        longest = max(longest, span + (max(uses) + away if m > 1 else 0.0))
+        rtt_s = max((float(averaging.away_s[d, e]) for d in group for e in group), default=0.0)
+        stage_ops = [op for op in plan.paths.ops if op.device in group]
+        span = max((op.end_s for op in stage_ops), default=0.0)
+        span -= min((op.start_s for op in stage_ops), default=0.0)
+        longest = max(longest, span + (max(uses) + rtt_s if m > 1 else 0.0))
     return longest
 
 
@@ -66,8 +66,8 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
         return
     for b, path in enumerate(plan.paths):
         where = f"paths[{b}]"
-        strange = [d for d in path if d not in stage_of]
-        if strange or not path:
+        unknown = [d for d in path if d not in stage_of]
+        if unknown or not path:
             yield Violation("paths", where, f"expected devices of the problem, found {list(path)}")
             return
         if path[0] != starts[b]:
@@ -96,10 +96,10 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
         )
     yield from even_visits_violations(plan.paths, stage_of, len(problem.stage_devices))
     if not problem.live_memory:
-        for d, room in enumerate(problem.memory.tolist()):
+        for d, memory in enumerate(problem.memory.tolist()):
             through = sum(d in path for path in plan.paths)
-            if through > room:
-                yield Violation("TC1", f"device {d}", f"may hold {room} paths, found {through}")
+            if through > memory:
+                yield Violation("TC1", f"device {d}", f"may hold {memory} paths, found {through}")
 
 
 def even_visits_violations(
@@ -154,10 +154,10 @@ def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
             yield Violation("timeline", f"ops of microbatch {op.microbatch}", f"{key} is twice")
             return
         by_key[key] = op
-    expected_live = 0
+    expected_ops = 0
     for b, path in enumerate(plan.paths):
         chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
-        expected_live += len(chain)
+        expected_ops += len(chain)
         ready, device = 0.0, path[0]
         for kind, d in chain:
             op_or_none = by_key.get((b, kind, d))
@@ -178,9 +178,9 @@ def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
                     "timeline", where, f"takes {seconds[kind][d]:.9g} s, found {duration_s:.9g} s"
                 )
             ready, device = op_or_none.end_s, d
-    if expected_live != len(plan.ops):
+    if expected_ops != len(plan.ops):
         yield Violation(
-            "timeline", "ops", f"expected {expected_live} operations, found {len(plan.ops)}"
+            "timeline", "ops", f"expected {expected_ops} operations, found {len(plan.ops)}"
         )
     yield from _collisions(plan, problem, slack)
     if problem.link_s is not None:
@@ -191,9 +191,11 @@ def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
 
 def _collisions(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:
     for d in range(len(problem)):
-        mine = sorted((op for op in plan.ops if op.device == d), key=lambda o: (o.start_s, o.end_s))
+        device_ops = sorted(
+            (op for op in plan.ops if op.device == d), key=lambda o: (o.start_s, o.end_s)
+        )
         free = 0.0
-        for op in mine:
+        for op in device_ops:
             # operations that take no time cannot collide
             if op.start_s < free - slack and op.end_s > op.start_s:
                 yield Violation(
@@ -212,40 +214,40 @@ def _queues(
     ops = {(op.microbatch, op.kind, op.device): op for op in plan.ops}
     sent: dict[tuple[int, int], list[tuple[float, PathOp]]] = defaultdict(list)
     for b, path in enumerate(plan.paths):
-        stops = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
-        for (kind, u), (next_kind, v) in pairwise(stops):
+        chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
+        for (kind, u), (next_kind, v) in pairwise(chain):
             if u != v:
                 sent[u, v].append((ops[b, kind, u].end_s, ops[b, next_kind, v]))
     for (u, v), messages in sorted(sent.items()):
         free = 0.0
-        for handed_over, op in _in_turn(messages, slack):
-            leaves = max(handed_over, free)
-            free = leaves + link_s[u][v]
-            if op.start_s < leaves + transfer_s[u][v] - slack:
+        for enqueued_s, op in _fifo_order(messages, slack):
+            departs_s = max(enqueued_s, free)
+            free = departs_s + link_s[u][v]
+            if op.start_s < departs_s + transfer_s[u][v] - slack:
                 yield Violation(
                     "links",
                     f"link {u} -> {v}",
-                    f"the message of {op.kind}{op.microbatch} leaves at {leaves:.9g} s and is "
-                    f"there at {leaves + transfer_s[u][v]:.9g} s, found a start at "
+                    f"the message of {op.kind}{op.microbatch} leaves at {departs_s:.9g} s and is "
+                    f"there at {departs_s + transfer_s[u][v]:.9g} s, found a start at "
                     f"{op.start_s:.9g} s",
                 )
 
 
-def _in_turn(
+def _fifo_order(
     messages: Sequence[tuple[float, PathOp]], slack: float
 ) -> Iterator[tuple[float, PathOp]]:
     """Messages in queue order; of those queued together, the one that is needed first."""
-    together: list[tuple[float, PathOp]] = []
+    queued: list[tuple[float, PathOp]] = []
     for message in sorted(messages, key=lambda m: m[0]):
-        if together and message[0] > together[0][0] + slack:
-            yield from sorted(together, key=lambda m: m[1].start_s)
-            together = []
-        together.append(message)
-    yield from sorted(together, key=lambda m: m[1].start_s)
+        if queued and message[0] > queued[0][0] + slack:
+            yield from sorted(queued, key=lambda m: m[1].start_s)
+            queued = []
+        queued.append(message)
+    yield from sorted(queued, key=lambda m: m[1].start_s)
 
 
 def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:
-    for d, room in enumerate(problem.memory.tolist()):
+    for d, memory in enumerate(problem.memory.tolist()):
         events = []
         for op in plan.ops:
             if op.device == d and op.kind == "F":
@@ -257,7 +259,7 @@ def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator
         for _, change in sorted(events):
             live += change
             peak = max(peak, live)
-        if peak > room:
+        if peak > memory:
             yield Violation(
-                "TC1", f"device {d}", f"may hold {room} microbatches at a time, found {peak}"
+                "TC1", f"device {d}", f"may hold {memory} microbatches at a time, found {peak}"
             )

@@ -20,7 +20,7 @@ from planner.problems import PathProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 
-EXCESS = 1e-9
+TOLERANCE = 1e-9
 """Relative excess of a stored bound over the recomputed one that counts as rounding."""
 
 
@@ -82,9 +82,9 @@ def _path_problem(
     np.fill_diagonal(rate, np.inf)
     link = largest_message_bytes(plan) / rate
     np.fill_diagonal(away, 0.0)
-    room = [_room(plan, d) for d in range(n)]
+    max_live = [_max_live(plan, d) for d in range(n)]
     if in_flight is not None:
-        room = [min(count, in_flight) for count in room]
+        max_live = [min(count, in_flight) for count in max_live]
     try:
         return PathProblem(
             away + link,
@@ -93,7 +93,7 @@ def _path_problem(
             plan.compute_times.backward_s,
             plan.compute_times.head_s,
             len(paths[0]),
-            room,
+            max_live,
             len(paths) // len(groups[0]),
             # the second schedule of a cycle is the full one, without swaps
             max_swaps=0 if schedule == 1 else max_swaps,
@@ -104,13 +104,17 @@ def _path_problem(
         return None
 
 
-def _room(plan: TrainingPlan, d: int) -> int:
+def _max_live(plan: TrainingPlan, d: int) -> int:
     """Microbatches that fit into a device's memory beside its stage."""
     w, j = plan.workload, plan.stage_of[d]
     needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0, recomputes=plan.recompute[j])
-    free = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
+    available = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
     microbatches = len(plan.schedules[0].paths)
-    return microbatches if needs.saved == 0 else max(0, min(microbatches, int(free // needs.saved)))
+    return (
+        microbatches
+        if needs.saved == 0
+        else max(0, min(microbatches, int(available // needs.saved)))
+    )
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
@@ -139,7 +143,7 @@ def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
         if recomputed is None:
             kind = certificate.witness.get("kind")
             yield Violation("bound", where, f"its witness of kind {kind!r} proves nothing here")
-        elif certificate.bound > recomputed * (1 + EXCESS):
+        elif certificate.bound > recomputed * (1 + TOLERANCE):
             yield Violation(
                 "bound",
                 where,

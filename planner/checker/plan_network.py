@@ -143,5 +143,5 @@ def averaged_parts(group: AveragingGroup) -> Floats:
     start, stop = group.slice
     share = np.array(group.shares) * (stop - start)
     contributes = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
-    gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
-    return np.asarray(np.outer(contributes, share) + np.outer(share, gets))
+    receives = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
+    return np.asarray(np.outer(contributes, share) + np.outer(share, receives))

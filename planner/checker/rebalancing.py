@@ -24,15 +24,15 @@ def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> lis
     M. Ryabinin et al., "SWARM Parallelism: Training Large Models Can Be Surprisingly
     Communication-Efficient" (2023), 4.4 and Appendix I.
     """
-    wrong = list(_form(plan, problem))
+    wrong = list(_move_violations(plan, problem))
     return wrong[:1] or _TraceSimulation(problem).run(plan)
 
 
 def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
     """Mean microbatches per second over the trace."""
-    play = _TraceSimulation(problem)
-    play.run(plan)
-    return play.done / problem.end_s
+    simulation = _TraceSimulation(problem)
+    simulation.run(plan)
+    return simulation.done / problem.end_s
 
 
 def mean_rate_bound(problem: RebalancingProblem) -> float:
@@ -65,7 +65,7 @@ def _best_rate(problem: RebalancingProblem, serving: NDArray[np.float64]) -> flo
     return float((counts / problem.work_s).min() * problem.speed[0])
 
 
-def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violation]:
+def _move_violations(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violation]:
     stages, kinds = problem.serving.shape
     previous = 0.0
     for k, move in enumerate(plan.moves):

@@ -10,7 +10,7 @@ from planner.checker.violation import Violation
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.search.certificate import Witness
 
-EXCESS = 1e-9
+TOLERANCE = 1e-9
 """Relative difference between two computations of a bound that counts as rounding."""
 
 
@@ -41,7 +41,7 @@ def bound_violations(
         return
     maximised = isinstance(problem, AveragingProblem)
     excess = recomputed - bound if maximised else bound - recomputed
-    if not excess <= EXCESS * abs(recomputed):
+    if not excess <= TOLERANCE * abs(recomputed):
         yield Violation(
             "bound", "result.bound", f"its witness proves {recomputed:.9g}, found {bound:.9g}"
         )

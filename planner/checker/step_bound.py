@@ -36,7 +36,8 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
             samples = int(shape["microbatch_samples"])
             recompute = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
             has_plan_shape |= (layers, samples) == plan_shape and all(
-                not claimed or mine for claimed, mine in zip(recompute, plan_recompute, strict=True)
+                not claimed or recomputes
+                for claimed, recomputes in zip(recompute, plan_recompute, strict=True)
             )
             bounds.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
@@ -107,7 +108,7 @@ def _one_step_s(
     # a single pipeline does not average: its first stage ends last
     for begin in range(stages if pipelines > 1 else 1):
         return_s = [
-            _home_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)
+            _return_s(plan, layers, samples, recompute, begin, q, count) for q in range(stages)
         ]
         ends_s = [return_s[q] + slowest_member[q] for q in range(stages)]
         ends_s += [min(return_s[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
@@ -117,16 +118,16 @@ def _one_step_s(
     return least
 
 
-def _home_s(
+def _return_s(
     plan: TrainingPlan,
     layers: list[list[int]],
     samples: int,
     recompute: list[bool],
     begin: int,
-    home: int,
+    end_stage: int,
     count: int,
 ) -> float:
-    """Time from stage ``begin``'s begin to the end of stage ``home``'s last backward pass."""
+    """Time from the begin of stage ``begin`` to the last backward pass of stage ``end_stage``."""
     w, last = plan.workload, len(layers) - 1
     speed = max(float(flops) for flops in plan.cluster.flops)
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else last
@@ -150,13 +151,13 @@ def _home_s(
         chain.append(("hop", hop[j - 1] if j > 0 else 0.0))
     names = [name for name, _ in chain]
     longest = 0.0
-    for m in range(home, last + 1):
+    for m in range(end_stage, last + 1):
         queue = backward[m]
         first = names.index(f"F{m}" if m >= begin else f"B{m}")
         if m >= begin:
             queue += forward[m] + (head if m == head_stage else 0.0)
         before_s = sum(seconds for _, seconds in chain[:first])
-        after = chain[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
+        after = chain[names.index(f"B{m}") + 1 : names.index(f"B{end_stage}") + 1]
         longest = max(longest, before_s + count * queue + sum(seconds for _, seconds in after))
     return longest
 
@@ -175,7 +176,7 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 
 
 def _shares(plan: TrainingPlan) -> str | None:
-    """``"equal"``, ``"any"`` or ``"helped"`` for one round of all; None otherwise."""
+    """``"equal"``, ``"any"`` or ``"aggregators"`` for one round of all; None otherwise."""
     # entries after the stages' own average what two stages share
     averaging = plan.averaging[: len(plan.stage_layers)]
     if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in averaging):
@@ -184,7 +185,7 @@ def _shares(plan: TrainingPlan) -> str | None:
     if not all(group.contributes == group.receives for group in groups):
         return None
     if plan.averages_for:
-        return "helped"
+        return "aggregators"
     return "equal" if all(len(set(group.shares)) == 1 for group in groups) else "any"
 
 
@@ -206,19 +207,19 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
 def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares: str) -> float:
     """Least seconds of a round for device ``d`` in a group of ``members``."""
     network, other_devices = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
-    away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in other_devices)
+    rtt_s = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in other_devices)
     out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in other_devices), reverse=True)
     into = sorted((float(network.bandwidth_bytes_per_s[e, d]) for e in other_devices), reverse=True)
     upload, download = plan.cluster.upload_bytes_per_s, plan.cluster.download_bytes_per_s
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])
     partners = members - 1
-    if shares == "helped":  # a member sends and receives at least the whole vector
+    if shares == "aggregators":  # a member sends and receives at least the whole vector
         return vector / min(up, down)
     if shares == "equal":
         share = vector / members
         sent = max(2 * share / out[partners - 1], 2 * partners * share / up)
         received = max(2 * share / into[partners - 1], 2 * partners * share / down)
-        return max(sent, received) + away[partners - 1]
+        return max(sent, received) + rtt_s[partners - 1]
     sent = vector / min(up, sum(out[:partners]))
-    return max(sent, vector / min(down, sum(into[:partners]))) + away[0]
+    return max(sent, vector / min(down, sum(into[:partners]))) + rtt_s[0]

@@ -34,7 +34,7 @@ NOTHING = -1
 
 
 class StepTimes(NamedTuple):
-    """Recomputed times: means over the cycle from an idle start, and the third pass's step."""
+    """Recomputed times: means over the cycle on an idle system, and the third pass's step."""
 
     pipeline_s: float
     averaging_s: float
@@ -44,25 +44,26 @@ class StepTimes(NamedTuple):
 def simulated_times(plan: TrainingPlan) -> StepTimes | None:
     """Simulated times of a plan; None on a deadlock."""
     simulation = _StepSimulation(plan)
-    alone = {k: simulation.run([k], True) for k in set(plan.cycle)}
+    idle_runs = {k: simulation.run([k], True) for k in set(plan.cycle)}
     cycle_steps = len(plan.cycle)
-    several = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
-    if any(times is None for times in alone.values()):
+    three_passes = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
+    if any(times is None for times in idle_runs.values()):
         return None
-    runs, interval = [alone[k] for k in plan.cycle], plan.sync.every_steps
+    runs, interval = [idle_runs[k] for k in plan.cycle], plan.sync.every_steps
     if plan.sync.delayed:
         num_averaging = 2 if interval > 1 else 1
         step = _delayed_step_s(simulation, num_averaging)
     else:
-        num_averaging, chained = 1, simulation.run(several, True)
-        step = None if chained is None else _third_pass_s(chained, cycle_steps)
+        num_averaging, several_run = 1, simulation.run(three_passes, True)
+        step = None if several_run is None else _third_pass_s(several_run, cycle_steps)
     if step is None:
         return None
     if interval > num_averaging:
-        rare = _without_global_averaging(simulation).run(several, True)
-        assert rare is not None
+        local_run = _without_global_averaging(simulation).run(three_passes, True)
+        assert local_run is not None
         step = (
-            num_averaging * step + (interval - num_averaging) * _third_pass_s(rare, cycle_steps)
+            num_averaging * step
+            + (interval - num_averaging) * _third_pass_s(local_run, cycle_steps)
         ) / interval
     return StepTimes(
         math.fsum(float(run.pipeline_end_s[0]) for run in runs if run) / cycle_steps,
@@ -123,8 +124,10 @@ def _delayed_step_s(simulation: _StepSimulation, num_averaging: int) -> float | 
     """
     cycle = simulation.plan.cycle
     period = len(cycle) if len(cycle) % num_averaging == 0 else num_averaging * len(cycle)
-    walk = [cycle[t % len(cycle)] for t in range(6 * period + 1)]
-    run = simulation.run(walk, [num_averaging == 1 or t % 2 == 1 for t in range(len(walk))])
+    schedules = [cycle[t % len(cycle)] for t in range(6 * period + 1)]
+    run = simulation.run(
+        schedules, [num_averaging == 1 or t % 2 == 1 for t in range(len(schedules))]
+    )
     if run is None:
         return None
     return float(run.step_end[6 * period - 1] - run.step_end[3 * period - 1]) / (3 * period)
@@ -152,7 +155,7 @@ class _StepSimulation:
         self.rounds = self._rounds()
 
     def run(self, steps: Sequence[int], averages: bool | Sequence[bool]) -> RunTimes | None:
-        """Simulate steps from an idle start; None on a deadlock."""
+        """Simulate steps on an initially idle system; None on a deadlock."""
         from planner.checker.event_loop import RunTimes, run  # importing numba is slow
 
         g = len(self.rounds.size)
@@ -198,12 +201,12 @@ class _StepSimulation:
         cluster, devices = self.plan.cluster, self.plan.cluster.devices
         pairs = self.rate.copy()
         np.fill_diagonal(pairs, -math.inf)
-        alone = self.n == 1
+        is_single = self.n == 1
         for name, limits, axis in (
             ("up", cluster.upload_bytes_per_s, 1),
             ("down", cluster.download_bytes_per_s, 0),
         ):
-            fastest = np.full(1, math.inf) if alone else pairs.max(axis=axis)
+            fastest = np.full(1, math.inf) if is_single else pairs.max(axis=axis)
             for d, capacity in enumerate((fastest if limits is None else limits).tolist()):
                 self._line((name, d), capacity)
         for site, capacity in (devices.site_upload_bytes_per_s or {}).items():
@@ -302,7 +305,7 @@ class _StepSimulation:
         from planner.checker.event_loop import CheckerRounds
 
         rounds_of: list[list[int]] = [[] for _ in range(self.n)]
-        alone, round_trip_s = [], []
+        pair_s, round_trip_s = [], []
         loads: list[dict[int, float]] = []
         for g, (stage, _, group) in enumerate(self.groups):
             for d in group.members:
@@ -312,7 +315,7 @@ class _StepSimulation:
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, or have finished the step in both stages that share a
             # matrix, so that no pipeline message is in these queues
-            alone.append(float((sent / self.rate[pairs])[off].max(initial=0.0)))
+            pair_s.append(float((sent / self.rate[pairs])[off].max(initial=0.0)))
             fractions = averaged_parts(group)
             latency_s = (self.latency[pairs] + self.latency[pairs].T)[
                 off & (fractions + fractions.T > 0)
@@ -338,14 +341,14 @@ class _StepSimulation:
             for d in (*(group[0] for group in stages), root):
                 to_sum_s[d] = 0.0 if d == root else self.latency[d, root]
             members.append(len(all_members))
-            alone.append(0.0)
+            pair_s.append(0.0)
             loads.append({})
             round_trip_s.append(0.0)
         return CheckerRounds(
             np.array(members, dtype=np.int64),
             _ends(rounds_of),
             np.array([g for groups in rounds_of for g in groups], dtype=np.int64),
-            np.array(alone, dtype=np.float64),
+            np.array(pair_s, dtype=np.float64),
             np.array(round_trip_s, dtype=np.float64),
             _ends(loads),
             np.array([line for load in loads for line in load], dtype=np.int64),

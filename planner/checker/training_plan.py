@@ -54,14 +54,14 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
 def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     """Check that the plan's devices are a subset of the cluster's, with equal data."""
     plan_cluster, names = plan.cluster, plan.cluster.network.ids
-    place = {name: d for d, name in enumerate(cluster.network.ids)}
+    index_of = {name: d for d, name in enumerate(cluster.network.ids)}
     other = Violation(
         "network", "network.hash", "the plan was made for another network; plan again for this"
     )
-    if any(name not in place for name in names):
+    if any(name not in index_of for name in names):
         yield other
         return
-    unknown = set(place) - set(names)
+    unknown = set(index_of) - set(names)
     wrong = sorted(unknown ^ set(plan.left_out))
     if wrong:
         state = "has no part and is not listed" if wrong[0] in unknown else "is not in the cluster"
@@ -74,14 +74,14 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     if plan_cluster.network.content_hash != cluster.network.subset(names).content_hash:
         yield other
         return
-    indices = [place[name] for name in names]
+    indices = [index_of[name] for name in names]
     # FLOP/s of measured times are derived from them
     flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
     for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
-        theirs: Any = getattr(cluster.devices, name)
-        if theirs is not None:
-            theirs = np.asarray(theirs)[indices]
-        if not np.array_equal(getattr(plan_cluster.devices, name), theirs):
+        cluster_value: Any = getattr(cluster.devices, name)
+        if cluster_value is not None:
+            cluster_value = np.asarray(cluster_value)[indices]
+        if not np.array_equal(getattr(plan_cluster.devices, name), cluster_value):
             yield _other_devices(name)
     for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
         if not np.array_equal(

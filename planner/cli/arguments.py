@@ -30,8 +30,8 @@ from planner.search.stop import (
     DelegatingCriterion,
     Effort,
     MaxRuntime,
+    SearchRun,
     StoppingCriterion,
-    StopRun,
 )
 from planner.utils.text import joined
 from planner.utils.validate import real
@@ -429,7 +429,7 @@ class Reporting(DelegatingCriterion):
         if self.incumbent_file is not None:
             self.incumbent_file.offer(objective, plan)
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         if self.incumbent_file is not None:
             self.incumbent_file.write_if_due()
         if run.objective is not None:

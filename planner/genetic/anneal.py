@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.genetic.arrangement import Arrangement, solve_boundary
 from planner.genetic.data import AssignmentData
+from planner.genetic.matched_assignment import MatchedAssignment, solve_boundary
 from planner.search.arrays import Floats, Floats2, Ints, Words
 from planner.search.compiled import allocating, allocating_entry, force_inlined
 from planner.search.rng import next_below, next_unit
@@ -50,14 +50,14 @@ class AnnealParams(NamedTuple):
 
 
 class AnnealState(NamedTuple):
-    """An arrangement with the sums and maxima of its cost.
+    """An assignment with the sums and maxima of its cost.
 
     Attributes
     ----------
     slot_of
         ``int[N]``, the inverse of ``device_at``.
     next_slot, prev_slot
-        As in `Arrangement`.
+        As in `MatchedAssignment`.
     dp_sums
         ``float[S, N]``: the sum of eq. 2 of device d in group j, whether or not it is a member.
     group_max, group_sum
@@ -104,7 +104,7 @@ class SlotChange(NamedTuple):
 @allocating_entry
 def anneal(
     data: AssignmentData,
-    arrangement: Arrangement,
+    assignment: MatchedAssignment,
     best: Ints,
     best_cost: float,
     rng_state: Words,
@@ -120,7 +120,7 @@ def anneal(
         ``uint64[1]``, state of the random generator.
     """
     n, stages = len(best), len(data.sizes)
-    state = _build_state(data, arrangement)
+    state = _build_state(data, assignment)
     change = _allocate_change(stages)
     temperature = params.t_start
     for move in range(params.moves):
@@ -130,25 +130,25 @@ def anneal(
         threshold = -temperature * math.log(1.0 - next_unit(rng_state))
         draw = next_unit(rng_state)
         if stages > 1 and draw < params.tail_share:
-            touched = _exchange_tails(data, state, rng_state, params.mean_weight, threshold)
+            accepted = _exchange_tails(data, state, rng_state, params.mean_weight, threshold)
         elif stages > 2 and draw > 1 - params.reversal_share / n:
-            touched = _reverse_stages(data, state, rng_state, params.mean_weight, threshold)
+            accepted = _reverse_stages(data, state, rng_state, params.mean_weight, threshold)
         else:
-            touched = _exchange_devices(
+            accepted = _exchange_devices(
                 data, state, change, rng_state, params.mean_weight, threshold
             )
-        if touched:
-            true = state.group_max.max() + state.boundary_max.sum()
-            if true < best_cost - 1e-12 * best_cost:
-                best_cost = true
+        if accepted:
+            exact_cost = state.group_max.max() + state.boundary_max.sum()
+            if exact_cost < best_cost - 1e-12 * best_cost:
+                best_cost = exact_cost
                 best[:] = state.device_at
     return best_cost
 
 
 @allocating
-def _build_state(data: AssignmentData, arrangement: Arrangement) -> AnnealState:
-    """Build the state of an arrangement, sharing its arrays."""
-    device_at, next_slot, prev_slot = arrangement
+def _build_state(data: AssignmentData, assignment: MatchedAssignment) -> AnnealState:
+    """Build the state of an assignment, sharing its arrays."""
+    device_at, next_slot, prev_slot = assignment
     n, stages = len(device_at), len(data.sizes)
     state = AnnealState(
         device_at,
@@ -250,13 +250,13 @@ def _new_boundary_max(
     """Maximum of a boundary when the links of left slots p and q (or -1) change."""
     old: float = state.boundary_max[boundary]
     value: float = p_value
-    touched = state.link_cost[p] >= old
+    changes_max = state.link_cost[p] >= old
     if q >= 0:
         value = max(value, q_value)
-        touched = touched or state.link_cost[q] >= old
+        changes_max = changes_max or state.link_cost[q] >= old
     if value >= old:
         return value
-    if not touched:
+    if not changes_max:
         return old
     for r in range(data.stage_ptr[boundary], data.stage_ptr[boundary + 1]):
         if r != p and r != q and state.next_slot[r] >= 0:
@@ -347,7 +347,7 @@ def _reverse_stages(
         state.next_slot.copy(),
         state.prev_slot.copy(),
     )
-    _reverse(data, Arrangement(state.device_at, state.next_slot, state.prev_slot), low, high)
+    _reverse(data, MatchedAssignment(state.device_at, state.next_slot, state.prev_slot), low, high)
     _recompute(data, state)
     accepted = _smoothed_objective(data, state, w) - old <= threshold
     if not accepted:
@@ -358,9 +358,9 @@ def _reverse_stages(
 
 
 @allocating
-def _reverse(data: AssignmentData, arrangement: Arrangement, low: int, high: int) -> None:
+def _reverse(data: AssignmentData, assignment: MatchedAssignment, low: int, high: int) -> None:
     """Reverse the stages low..high, whose sizes are palindromic."""
-    device_at, next_slot, prev_slot = arrangement
+    device_at, next_slot, prev_slot = assignment
     first, stage = data.stage_ptr, data.stage_of_slot
     start, end = first[low], first[high + 1]
     old = device_at[start:end].copy()
@@ -376,9 +376,9 @@ def _reverse(data: AssignmentData, arrangement: Arrangement, low: int, high: int
         if j < high:
             prev_slot[mirror] = _reversed_slot(data, forward[p - start], low + high)
     if low > 0:
-        solve_boundary(data, arrangement, low - 1)
+        solve_boundary(data, assignment, low - 1)
     if high < len(data.sizes) - 1:
-        solve_boundary(data, arrangement, high)
+        solve_boundary(data, assignment, high)
 
 
 @force_inlined
@@ -407,7 +407,7 @@ def _exchange_devices(
     if p > q:
         p, q = q, p
     i, j = data.stage_of_slot[p], data.stage_of_slot[q]
-    num_links = _changed_hops(data, state, change, p, q)
+    num_links = _changed_links(data, state, change, p, q)
     num_boundaries, delta = _pipeline_delta(data, state, change, num_links, w)
     sum_i = sum_j = 0.0
     if i != j:
@@ -449,7 +449,7 @@ def _draw_devices(data: AssignmentData, state: AnnealState, rng_state: Words) ->
 
 
 @force_inlined
-def _changed_hops(
+def _changed_links(
     data: AssignmentData, state: AnnealState, change: SlotChange, p: int, q: int
 ) -> int:
     """Record the links that change when slots p < q swap devices; returns their number."""

@@ -40,14 +40,14 @@ class ClassParams:
         Share of the remaining seconds for both solves.
     first_s
         Seconds of the first solve.
-    first_effort, effort
+    first_work, max_work
         CP-SAT's deterministic time of both solves without a pure time limit.
     """
 
     time_share: float = 1.0
     first_s: float = 1.5
-    first_effort: float = 3.0
-    effort: float = 60.0
+    first_work: float = 3.0
+    max_work: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ class AutoSolver:
         self.search = search
         self.data = search.data
         self.incumbent = search.incumbent
-        self.stop_run = search.incumbent.run
+        self.search_run = search.incumbent.run
         self.params = AutoParams()
 
     def run(self) -> None:
         """Run the class model where devices repeat, then search and chain bound."""
-        run = self.stop_run
+        run = self.search_run
         if int(self.data.sizes.max()) == 1 and self.data.free_order:
-            self._one_pipeline()
+            self._solve_one_pipeline()
         if run.check() is not None:
             return
         classes = interchangeable(self.problem)
@@ -121,22 +121,23 @@ class AutoSolver:
         if run.check() is None:
             self._search_and_prove()
 
-    def _one_pipeline(self) -> None:
-        """Groups of one device: eq. 1 reduces to the open path of eq. 4."""
-        remaining_s = self.stop_run.remaining_s
-        if self.stop_run.paced_by_time:
+    def _solve_one_pipeline(self) -> None:
+        """Solve groups of one device: eq. 1 reduces to the open path of eq. 4."""
+        remaining_s = self.search_run.remaining_s
+        if self.search_run.paced_by_time:
             # MaxRuntime(0) is not a valid criterion
-            rule: StoppingCriterion = MaxRuntime(max(self.params.path_share * remaining_s, 1e-3))
+            max_s = max(self.params.path_share * remaining_s, 1e-3)
+            criterion: StoppingCriterion = MaxRuntime(max_s)
         else:
-            rule = MaxIterations(self.params.path_iterations)
+            criterion = MaxIterations(self.params.path_iterations)
             if 0 < remaining_s < math.inf:
-                rule = AnyOf(rule, MaxRuntime(remaining_s))
-        path = open_path(self.data.pp_cost[0], rule, self.incumbent.seed)
+                criterion = AnyOf(criterion, MaxRuntime(remaining_s))
+        path = open_path(self.data.pp_cost[0], criterion, self.incumbent.seed)
         if path.plan is not None and path.bound is not None:
             self.search.offer(np.array(path.plan, dtype=np.int64))
             self.incumbent.offer_bound(path.bound, f"open path of all devices: {path.basis}")
         if path.stop_reason == "interrupted":
-            self.stop_run.reason = path.stop_reason
+            self.search_run.reason = path.stop_reason
 
     def _class_model_applies(self, classes: int) -> bool:
         params = self.params
@@ -144,7 +145,7 @@ class AutoSolver:
         return classes <= params.max_classes_always or (classes <= params.max_classes and many_each)
 
     def _warm_up(self) -> None:
-        run, params = self.stop_run, self.params
+        run, params = self.search_run, self.params
         until_s = math.inf
         if run.paced_by_time:
             share_s = params.warm_up_share * run.remaining_s
@@ -160,51 +161,51 @@ class AutoSolver:
         chain = None
         if ChainBound.applies(self.data):
             chain = ChainBound(self.data, self.search.best)
-        if self.stop_run.paced_by_time:
-            self._by_time(chain)
+        if self.search_run.paced_by_time:
+            self._search_by_time(chain)
         else:
-            self._by_counts(chain)
+            self._search_by_iterations(chain)
 
-    def _by_time(self, chain: ChainBound | None) -> None:
-        run, params = self.stop_run, self.params
+    def _search_by_time(self, chain: ChainBound | None) -> None:
+        run, params = self.search_run, self.params
         until_s = math.inf
         if chain is not None:
             remaining_s = run.remaining_s
             wanted_s = max(params.search_share * remaining_s, params.search_s)
             until_s = run.elapsed_s + min(wanted_s, params.max_search_share * remaining_s)
         self.search.run(until_s=until_s)
-        while chain is not None and run.check() is None and self._prove(chain):
+        while chain is not None and run.check() is None and self._solve_queries(chain):
             pass
         self.search.run()
 
-    def _by_counts(self, chain: ChainBound | None) -> None:
-        while self.stop_run.check() is None:
+    def _search_by_iterations(self, chain: ChainBound | None) -> None:
+        while self.search_run.check() is None:
             self.search.run(iterations=self.params.search_iterations)
             for _ in range(self.params.rounds):
                 # proofs that follow the last iteration are still run
                 over = self.incumbent.closed or 0 in (
-                    self.stop_run.remaining_s,
-                    self.stop_run.remaining_effort,
+                    self.search_run.remaining_s,
+                    self.search_run.remaining_effort,
                 )
-                if chain is None or over or not self._prove(chain):
+                if chain is None or over or not self._solve_queries(chain):
                     chain = None
                     break
 
-    def _prove(self, chain: ChainBound) -> bool:
+    def _solve_queries(self, chain: ChainBound) -> bool:
         """Solve one round of queries in parallel; False if there are none left."""
         chain.tighten(self.search.best)
         queries = chain.queries(self.params.parallel_queries)
         if not queries:
             return False
-        limit_s = self.stop_run.remaining_s
+        max_s = self.search_run.remaining_s
         with ThreadPoolExecutor(max_workers=self.params.parallel_queries) as pool:
-            outcomes = list(pool.map(lambda q: q.solve(self.data, limit_s), queries))
+            outcomes = list(pool.map(lambda q: q.solve(self.data, max_s), queries))
         for query, outcome in zip(queries, outcomes, strict=True):
             chain.record(query, outcome)
         self.incumbent.offer_bound(
             chain.bound, "chain bound: CP-SAT decisions on which boundaries stay below a level"
         )
-        self.stop_run.spend(sum(query.effort for query in queries))
+        self.search_run.spend(sum(query.max_work for query in queries))
         return True
 
 
@@ -221,14 +222,14 @@ def prove_by_classes(
     )
     for first in (True, False):
         remaining_s = until_s - run.elapsed_s
-        max_work = min(params.first_effort if first else params.effort, run.remaining_effort)
+        max_work = min(params.first_work if first else params.max_work, run.remaining_effort)
         result = solve_classes(
             data,
             costs,
             upper=incumbent.objective,
             hint=counts_of(costs, groups_of(data, search.best)),
             max_s=min(remaining_s, params.first_s) if time_limited and first else remaining_s,
-            effort=math.inf if time_limited else max_work,
+            max_work=math.inf if time_limited else max_work,
         )
         if result.counts is not None:
             groups = groups_from_counts(costs, result.counts)

@@ -19,7 +19,7 @@ def quick_bound(data: AssignmentData) -> float:
 
 
 def star_bound(data: AssignmentData) -> float:
-    """Eq. 2 in seconds.
+    """Lower bound on eq. 2, in seconds.
 
     Every device is in some group j and pays at least for its |C_j| - 1 cheapest partners.
     """
@@ -33,7 +33,7 @@ def star_bound(data: AssignmentData) -> float:
 
 
 def forest_bound(data: AssignmentData) -> float:
-    """Eq. 4 in seconds.
+    """Lower bound on eq. 4, in seconds.
 
     The largest of the r smallest levels is at least t if the links below t cannot fill r
     boundaries.

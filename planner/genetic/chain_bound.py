@@ -1,12 +1,11 @@
 """Chain bound for any network: a lower bound from decisions about links below a threshold.
 
-Order the boundaries of a plan by their level (the bottleneck of eq. 3), largest first. Removing
-them in this order leaves a chain of ever smaller sets of *kept* boundaries, and while the set Q is
-kept, all of its levels are at most the one removed next. If no plan keeps Q at level <= t, that
-level is above t. So the sum of eq. 4 is at least the cheapest chain of sets from all boundaries to
-none, where the cost of a set is the smallest level at which it can be kept. CP-SAT decides whether
-a set can be kept while eq. 2 is at most ``ceiling``. Such decisions are fast, unlike the
-minimisation.
+The level of a boundary is its bottleneck (eq. 3). Removing the boundaries of a plan one by one, the
+largest level first, leaves a chain of ever smaller sets, and each removed level is the largest of
+its set. Let the cost of a set be the smallest t for which some plan has all of the set's levels at
+most t. Then the sum of eq. 4 is at least the cost of the cheapest chain from all boundaries to
+none. CP-SAT decides whether a set can have levels of at most t while eq. 2 is at most ``ceiling``.
+Such decisions are fast, unlike the minimisation.
 
 The data-parallel cost of the optimum is unknown, so its range is divided into intervals. Within an
 interval the bound is its lower end plus the chain found with its upper end as ceiling.
@@ -19,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.genetic.arrangement import cost_of, data_parallel_cost
+from planner.genetic.boundary_sets import BoundarySets, Key, Mask
 from planner.genetic.bounds import Forest, star_bound
-from planner.genetic.chain_decision import can_keep
+from planner.genetic.chain_decision import is_achievable
 from planner.genetic.data import AssignmentData
-from planner.genetic.kept_sets import KeptSets, Key, Mask
+from planner.genetic.matched_assignment import cost_of, data_parallel_cost
 from planner.search.arrays import Ints
 
 ROUNDING = 1e-9
@@ -40,10 +39,10 @@ class ChainParams:
         Maximum number of stages: 2 ** (S - 1) sets of boundaries are enumerated.
     max_cells
         Maximum of devices x stages for which queries are solved.
-    effort
-        CP-SAT's deterministic time (about seconds) of a first query.
-    max_effort_factor
-        Maximum factor on the effort once all fast queries are solved.
+    max_work
+        Limit on CP-SAT's deterministic time for a first query.
+    max_work_factor
+        Maximum factor on that limit once all fast queries are solved.
     stride
         First step above a proven level, as a share of the incumbent's cost.
     min_step
@@ -54,8 +53,8 @@ class ChainParams:
 
     max_stages: int = 14
     max_cells: int = 1100
-    effort: float = 0.2
-    max_effort_factor: int = 64
+    max_work: float = 0.2
+    max_work_factor: int = 64
     stride: float = 8e-3
     min_step: float = 1e-3
     split: float = 6.0
@@ -63,20 +62,20 @@ class ChainParams:
 
 @dataclass
 class _LevelRange:
-    """Range of the smallest level of a kept set, as indices into the levels.
+    """Range of the cost of a set, as indices into the levels.
 
     Attributes
     ----------
     low, high
         Proven to be infeasible below ``low``; not excluded at ``high``.
-    stride, effort
+    stride, max_work
         Of the next query; see `ChainParams`.
     """
 
     low: int
     high: int
     stride: float
-    effort: float
+    max_work: float
 
 
 @dataclass
@@ -94,19 +93,19 @@ class _Interval:
 
 @dataclass(frozen=True)
 class ChainQuery:
-    """Decision problem: can the boundaries of ``mask`` be kept at ``level``, in an interval?
+    """Decision problem: can a plan have levels of at most ``level`` on ``mask``, in an interval?
 
     Attributes
     ----------
     interval
         The range of the data-parallel cost.
     key, index
-        The kept set, and the index of its level.
+        The set of boundaries, and the index of the level.
     mask
         The boundaries as bits.
     level
         Threshold on the link costs, seconds.
-    effort
+    max_work
         CP-SAT's deterministic time.
     """
 
@@ -115,11 +114,13 @@ class ChainQuery:
     index: int
     mask: Mask
     level: float
-    effort: float
+    max_work: float
 
-    def solve(self, data: AssignmentData, limit_s: float = math.inf) -> bool | None:
+    def solve(self, data: AssignmentData, max_s: float = math.inf) -> bool | None:
         """Decide with CP-SAT; None if the limit is reached."""
-        return can_keep(data, self.mask, self.level, self.interval.ceiling, self.effort, limit_s)
+        return is_achievable(
+            data, self.mask, self.level, self.interval.ceiling, self.max_work, max_s
+        )
 
 
 class ChainBound:
@@ -142,14 +143,14 @@ class ChainBound:
     ) -> None:
         self.data = data
         self.params = params or ChainParams()
-        self.sets = KeptSets(data)
+        self.sets = BoundarySets(data)
         forest = Forest(data)
         self.levels = forest.levels
         levels = {
             key: self._initial_level(forest.level(self.sets.pairs(key)))
             for key in sorted(set(self.sets.keys))
         }
-        self.effort_factor = 1
+        self.work_factor = 1
         self.intervals = [_Interval(star_bound(data), math.inf, math.inf, levels)]
         self.bound = 0.0
         self.upper = math.inf
@@ -190,8 +191,8 @@ class ChainBound:
             width = interval.ceiling - interval.floor
             if width > min_step and width > self.params.split * (strides[0][0] if strides else 0.0):
                 self._split(interval)
-            elif not useful and self.effort_factor < self.params.max_effort_factor:
-                self._increase_effort()
+            elif not useful and self.work_factor < self.params.max_work_factor:
+                self._increase_work()
             else:
                 break
         return [self._query(interval, key) for key in useful[:count]]
@@ -207,7 +208,7 @@ class ChainBound:
             if outcome:
                 level_range.high = max(level_range.low, min(level_range.high, query.index))
             else:
-                level_range.effort *= 2
+                level_range.max_work *= 2
         self._refresh()
 
     def _query(self, interval: _Interval, key: Key) -> ChainQuery:
@@ -217,7 +218,7 @@ class ChainBound:
         index = int(np.searchsorted(self.levels, level, side="right")) - 1
         index = min(max(index, level_range.low), level_range.high - 1)
         mask, level = self.sets.mask_of[key], float(self.levels[index])
-        return ChainQuery(interval, key, index, mask, level, level_range.effort)
+        return ChainQuery(interval, key, index, mask, level, level_range.max_work)
 
     def _stride(self, level_range: _LevelRange) -> float:
         """Step of the next query above the proven level; 0 if the level is known."""
@@ -231,13 +232,13 @@ class ChainBound:
                 level_range.low = max(level_range.low, low)
                 level_range.high = max(level_range.high, level_range.low)
 
-    def _increase_effort(self) -> None:
-        """All fast proofs are done: retry the undecided levels with more effort."""
-        self.effort_factor *= 4
+    def _increase_work(self) -> None:
+        """All fast proofs are done: retry the undecided levels with more work."""
+        self.work_factor *= 4
         for interval in self.intervals:
             for level_range in interval.levels.values():
                 level_range.stride = max(level_range.stride, self.params.stride / 2)
-                level_range.effort = self.params.effort * self.effort_factor
+                level_range.max_work = self.params.max_work * self.work_factor
 
     def _split(self, interval: _Interval) -> None:
         middle = (interval.floor + interval.ceiling) / 2
@@ -256,7 +257,7 @@ class ChainBound:
         }
 
     def _initial_level(self, low: int) -> _LevelRange:
-        return _LevelRange(low, len(self.levels) - 1, self.params.stride, self.params.effort)
+        return _LevelRange(low, len(self.levels) - 1, self.params.stride, self.params.max_work)
 
     def _refresh(self) -> None:
         """Update ceilings and bound from the levels and the incumbent."""

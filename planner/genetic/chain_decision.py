@@ -13,22 +13,22 @@ from planner.genetic.matching_constraint import add_matching_constraint
 from planner.search.arrays import Floats, Ints
 from planner.search.cp_sat import solve_interruptibly, solver_for
 
-SAFETY = 1e-9
+THRESHOLD_TOLERANCE = 1e-9
 """Relative tolerance added to thresholds, so that rounding excludes no plan."""
 
 UNITS = 1e5
 """Integer units per ceiling and device of the largest group."""
 
 
-def can_keep(
+def is_achievable(
     data: AssignmentData,
     mask: int,
     level: float,
     ceiling: float,
-    effort: float,
-    limit_s: float = math.inf,
+    max_work: float,
+    max_s: float = math.inf,
 ) -> bool | None:
-    """Whether a plan keeps the boundaries of ``mask`` at ``level``, with eq. 2 under ``ceiling``.
+    """Whether a plan has levels <= ``level`` on the set ``mask``, and eq. 2 <= ``ceiling``.
 
     Costs are rounded so that the model is a relaxation. None if the limit is reached.
     """
@@ -41,12 +41,12 @@ def can_keep(
     for j in range(stages):
         model.add(_total([row[j] for row in x]) == int(sizes[j]))
     if math.isfinite(ceiling):
-        _limit_exchange(model, data, x, ceiling)
+        _limit_data_parallel_cost(model, data, x, ceiling)
     for j in range(stages - 1):
         if mask >> j & 1:
-            linked = data.pp_cost[data.pp_kind[j]] <= level * (1 + SAFETY)
+            linked = data.pp_cost[data.pp_kind[j]] <= level * (1 + THRESHOLD_TOLERANCE)
             _match_linked(model, sizes, x, j, linked)
-    solver = solver_for(seed=1, max_s=limit_s, max_work=effort)
+    solver = solver_for(seed=1, max_s=max_s, max_work=max_work)
     solver.parameters.linearization_level = 1
     status = solve_interruptibly(solver, model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -58,14 +58,14 @@ def _total(variables: list[cp_model.IntVar]) -> Any:
     return cp_model.LinearExpr.sum(variables)
 
 
-def _limit_exchange(
+def _limit_data_parallel_cost(
     model: cp_model.CpModel, data: AssignmentData, x: list[list[cp_model.IntVar]], ceiling: float
 ) -> None:
     """Eq. 2: the sum of every device in its group is at most the ceiling."""
     sizes = data.sizes
     # every term is rounded down by less than one unit
     unit = max(ceiling, 1e-300) / (UNITS * int(sizes.max()))
-    budget = math.ceil(ceiling / unit * (1 + SAFETY)) + 1
+    budget = math.ceil(ceiling / unit * (1 + THRESHOLD_TOLERANCE)) + 1
     for j in range(len(sizes)):
         dp_cost: Floats = np.floor(data.dp_cost[data.dp_kind[j]] / unit)
         units = np.minimum(dp_cost, budget + 1).astype(np.int64)

@@ -95,7 +95,7 @@ def solve_classes(
     upper: float,
     hint: Ints,
     max_s: float = math.inf,
-    effort: float = math.inf,
+    max_work: float = math.inf,
 ) -> ClassModelResult:
     """Minimise eq. 1 over class counts with CP-SAT.
 
@@ -106,8 +106,8 @@ def solve_classes(
     """
     model = _ClassModel(data, costs, upper)
     model.hint(hint)
-    counted = math.isfinite(effort)
-    solver = solver_for(seed=1, workers=1 if counted else 2, max_s=max_s, max_work=effort)
+    counted = math.isfinite(max_work)
+    solver = solver_for(seed=1, workers=1 if counted else 2, max_s=max_s, max_work=max_work)
     # clause learning proves this model; its linear relaxation is weak and only slows the search
     solver.parameters.linearization_level = 0
     if not counted:
@@ -162,7 +162,7 @@ class _ClassModel:
         objective: list[cp_model.LinearExprT] = [self._data_parallel()]
         boundaries = [self._boundary(j, objective) for j in range(stages - 1)]
         if data.free_order:
-            self._symmetry(boundaries)
+            self._break_symmetry(boundaries)
         self.model.minimize(sum(objective))
         self.model.add(sum(objective) <= self.limit)
 
@@ -233,7 +233,7 @@ class _ClassModel:
         ]
         return _Boundary(level_costs, level_used)
 
-    def _symmetry(self, boundaries: Sequence[_Boundary]) -> None:
+    def _break_symmetry(self, boundaries: Sequence[_Boundary]) -> None:
         """With free stage order: break the reversal symmetry and add forest bounds."""
         stages, pipelines = len(self.data.sizes), int(self.data.sizes[0])
         # a plan and its reverse are equivalent
@@ -242,10 +242,10 @@ class _ClassModel:
         if not boundaries:
             return
         highest = {self._to_units(float(v)): float(v) for v in forest.levels}
-        for place, cost in enumerate(boundaries[0].level_costs[:-1], start=1):
-            # eq. 4: the links up to a level suffice for at most `kept` boundaries
+        for level, cost in enumerate(boundaries[0].level_costs[:-1], start=1):
+            # eq. 4: the links up to a level suffice for at most `max_pairs` boundaries
             max_pairs = forest.max_pairs(highest[cost]) // pipelines
-            above = sum(level_used[place] for _, level_used in boundaries)
+            above = sum(level_used[level] for _, level_used in boundaries)
             self.model.add(above >= stages - 1 - max_pairs)
 
 

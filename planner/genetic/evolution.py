@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from deap import base, tools
 
-from planner.genetic.arrangement import cost_of
 from planner.genetic.data import AssignmentData
-from planner.genetic.local_search import Gain, circular_swap_pass, greedy_swap_pass
+from planner.genetic.local_search import LocalSearch, circular_swap_pass, greedy_swap_pass
+from planner.genetic.matched_assignment import cost_of
 from planner.genetic.stage_order import reorder_stages
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
@@ -32,8 +32,8 @@ class EvolutionParams:
     ----------
     population
         Population size; the public code uses 100.
-    gain
-        The local search of an offspring.
+    local_search
+        The local search of an offspring; NONE leaves it as it is.
     mutation
         Probability that an offspring gets one random swap before the local search.
     cuts
@@ -41,7 +41,7 @@ class EvolutionParams:
     """
 
     population: int = 100
-    gain: Gain = Gain.PAPER
+    local_search: LocalSearch = LocalSearch.CIRCULAR_SWAPS
     mutation: float = 0.2
     cuts: int = 5
 
@@ -64,7 +64,7 @@ class Evolution:
     Parameters
     ----------
     incumbent
-        Receives every better arrangement (slots) and its cost in seconds; its stopping criterion
+        Receives every better assignment (slots) and its cost in seconds; its stopping criterion
         ends the loop, and its seed is used.
 
     Attributes
@@ -170,11 +170,11 @@ class Evolution:
             genes[d], genes[e] = genes[e], genes[d]
 
     def _improve(self, genes: _Individual) -> None:
-        if self.params.gain is Gain.NONE:
+        if self.params.local_search is LocalSearch.NONE:
             return
         pp_cost, group_of = self.data.pp_cost[0], np.array(genes)
         order = self.rng.permutation(len(self.data.sizes))
-        if self.params.gain is Gain.PAPER:
+        if self.params.local_search is LocalSearch.CIRCULAR_SWAPS:
             circular_swap_pass(pp_cost, group_of, self.data.sizes, order)
         else:
             greedy_swap_pass(pp_cost, group_of, order)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.genetic.arrangement import Arrangement, solve_matchings
 from planner.genetic.data import AssignmentData, groups_of
+from planner.genetic.matched_assignment import MatchedAssignment, solve_matchings
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.arrays import Ints
@@ -61,11 +61,11 @@ def build_plan(problem: AssignmentProblem, data: AssignmentData, slots: Ints) ->
         return AssignmentPlan.of_groups(groups)
     # canonical order: the same groups give the same grid
     ordered = np.concatenate([np.sort(group) for group in groups])
-    arrangement = Arrangement.of(ordered)
-    solve_matchings(data, arrangement)
+    assignment = MatchedAssignment.of(ordered)
+    solve_matchings(data, assignment)
     grid = np.empty((problem.pipelines, problem.stages), dtype=np.int64)
     slots_of_stage = np.arange(problem.pipelines)
     for j in range(problem.stages):
         grid[:, j] = ordered[slots_of_stage]
-        slots_of_stage = arrangement.next_slot[slots_of_stage]
+        slots_of_stage = assignment.next_slot[slots_of_stage]
     return AssignmentPlan.of_grid(grid)

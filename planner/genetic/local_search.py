@@ -14,14 +14,14 @@ from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating_entry, kernel
 
 
-class Gain(enum.StrEnum):
-    """Swap neighbourhood and gain of the local search.
+class LocalSearch(enum.StrEnum):
+    """Local search of an offspring.
 
-    ``PAPER``: circular chains between the ends of fast links. ``KERNIGHAN_LIN``: single swaps of
-    any pair. ``NONE``: no local search.
+    ``CIRCULAR_SWAPS``: the paper's chains of swaps between the ends of fast links.
+    ``KERNIGHAN_LIN``: one swap of any pair of devices per pair of groups.
     """
 
-    PAPER = "paper"
+    CIRCULAR_SWAPS = "circular swaps"
     KERNIGHAN_LIN = "kernighan-lin"
     NONE = "none"
 

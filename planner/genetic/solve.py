@@ -11,7 +11,7 @@ from planner.genetic.data import AssignmentData, assignment_data
 from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent import AssignmentIncumbent, build_plan
-from planner.genetic.local_search import Gain, circular_swap_pass, greedy_swap_pass
+from planner.genetic.local_search import LocalSearch, circular_swap_pass, greedy_swap_pass
 from planner.genetic.tempering import ParallelTempering, TemperingParams
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
@@ -29,8 +29,8 @@ OFFSPRING_PER_EFFORT = 1e3
 
 EVOLUTIONS = {
     Method.GENETIC: EvolutionParams(),
-    Method.KERNIGHAN_LIN: EvolutionParams(gain=Gain.KERNIGHAN_LIN),
-    Method.RANDOM: EvolutionParams(gain=Gain.NONE, mutation=1.0),
+    Method.KERNIGHAN_LIN: EvolutionParams(local_search=LocalSearch.KERNIGHAN_LIN),
+    Method.RANDOM: EvolutionParams(local_search=LocalSearch.NONE, mutation=1.0),
 }
 """The methods of DT-FM's Figure 4."""
 
@@ -83,7 +83,7 @@ def solve_assignment(
         raise ProblemError(f"method is {short_repr(method)}; it must be one of {words}") from None
     instance_of(AssignmentProblem, problem)
     seed = seed_of(seed)
-    # import CP-SAT before the clock of the run starts
+    # import CP-SAT before the time limit starts
     from planner.genetic.auto import AutoSolver, prove_by_classes
     from planner.genetic.classes import interchangeable
 

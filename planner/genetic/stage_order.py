@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.genetic.arrangement import group_bottlenecks
 from planner.genetic.data import AssignmentData
+from planner.genetic.matched_assignment import group_bottlenecks
 from planner.matching.path_tsp import EXACT_NODES, open_path
 from planner.search.arrays import Ints
 from planner.search.stop import MaxIterations

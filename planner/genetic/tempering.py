@@ -1,11 +1,10 @@
 """The default heuristic: parallel tempering over compiled annealing moves.
 
 Replicas sample at their own temperatures, and neighbours exchange temperatures by the Metropolis
-criterion, so that a good hot arrangement cools down while a stuck one warms up. In an initial
+criterion, so that a good hot assignment cools down while a stuck one warms up. In an initial
 cooling phase all temperatures fall to these values; afterwards they are fixed, so that the search
-may be stopped at any time. The number of replicas does not depend on
-the machine, and they are merged in a fixed order, so a limit on iterations gives the same plan on
-any number of threads.
+may be stopped at any time. The number of replicas does not depend on the machine, and they are
+merged in a fixed order, so a limit on iterations gives the same plan on any number of threads.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.genetic.anneal import AnnealParams, anneal
-from planner.genetic.arrangement import Arrangement, cost_of, exact_cost, matched_cost
 from planner.genetic.data import AssignmentData
+from planner.genetic.matched_assignment import MatchedAssignment, cost_of, exact_cost, matched_cost
 from planner.genetic.stage_order import reorder_stages
 from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
@@ -46,7 +45,7 @@ class TemperingParams:
     pacing_iterations
         Iterations after which the speed is measured for that.
     reorder_interval
-        Iterations between two exact reorderings of the best arrangement's stages.
+        Iterations between two exact reorderings of the best assignment's stages.
     tail_share, reversal_share
         Shares of the moves; see `planner.genetic.anneal.AnnealParams`.
     """
@@ -88,34 +87,34 @@ class TemperingParams:
 
 
 class _Replica:
-    """An arrangement with its random generator and its best slots."""
+    """An assignment with its random generator and its best slots."""
 
     def __init__(self, data: AssignmentData, rng: np.random.Generator) -> None:
         n = len(data.stage_of_slot)
         self.data = data
         self.rng_state: NDArray[np.uint64] = rng.integers(0, 2**63, size=1, dtype=np.uint64)
-        self.arrangement = Arrangement.of(rng.permutation(n))
-        self.best: Ints = self.arrangement.device_at.copy()
-        self.best_cost = float(exact_cost(data, self.arrangement))
+        self.assignment = MatchedAssignment.of(rng.permutation(n))
+        self.best: Ints = self.assignment.device_at.copy()
+        self.best_cost = float(exact_cost(data, self.assignment))
         self.cost = self.best_cost
 
     def anneal(self, params: AnnealParams) -> None:
-        """Anneal, and set ``cost`` to that of the arrangement with its own matchings."""
+        """Anneal, and set ``cost`` to that of the assignment with its own matchings."""
         self.best_cost = anneal(
-            self.data, self.arrangement, self.best, self.best_cost, self.rng_state, params
+            self.data, self.assignment, self.best, self.best_cost, self.rng_state, params
         )
-        self.cost = float(matched_cost(self.data, self.arrangement))
+        self.cost = float(matched_cost(self.data, self.assignment))
 
 
 class ParallelTempering:
-    """A search that can be advanced in several calls.
+    """Parallel tempering that can be advanced in several calls.
 
     Parameters
     ----------
     incumbent
-        Receives every better arrangement (slots, see `planner.genetic.arrangement`) and its cost by
-        eq. 1 in seconds; the first one has the devices in their given order. Its stopping criterion
-        ends the search, and its seed is used.
+        Receives the slots of every better assignment (`planner.genetic.matched_assignment`) and its
+        cost by eq. 1 in seconds; the first one has the devices in their given order. Its stopping
+        criterion ends the search, and its seed is used.
 
     References
     ----------
@@ -143,7 +142,7 @@ class ParallelTempering:
         return self.incumbent.plan
 
     def offer(self, slots: Ints) -> bool:
-        """Offer an arrangement; True if it is the best so far."""
+        """Offer an assignment; True if it is the best so far."""
         return self.incumbent.offer(cost_of(self.data, slots), slots.copy)
 
     def run(self, *, until_s: float = math.inf, iterations: float = math.inf) -> None:
@@ -219,6 +218,6 @@ class ParallelTempering:
         """
         for k in range(self.iterations % 2, len(temperatures) - 1, 2):
             cold, hot = self.replicas[k], self.replicas[k + 1]
-            gain = (cold.cost - hot.cost) * (1 / temperatures[k] - 1 / temperatures[k + 1])
-            if math.log(1.0 - self.rng.random()) < gain:
+            exponent = (cold.cost - hot.cost) * (1 / temperatures[k] - 1 / temperatures[k + 1])
+            if math.log(1.0 - self.rng.random()) < exponent:
                 self.replicas[k], self.replicas[k + 1] = hot, cold

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-FIT = 1e-9
+TOLERANCE = 1e-9
 """Tolerance of a pair's limit."""
 
 Floats = NDArray[np.float64]
@@ -58,21 +58,21 @@ def aggregator_rates(
     max_rate = np.where(
         is_aggregator, np.minimum(line / m, pair_limit[:, trainers].min(axis=1)), scale
     )
-    highest = np.append(np.where(can_reduce, np.minimum(max_rate / scale, 1.0), 0.0), 1.0)
+    upper = np.append(np.where(can_reduce, np.minimum(max_rate / scale, 1.0), 0.0), 1.0)
     trainer_entries = (np.arange(m), trainers)
-    rows = csr_array((np.full(m, m - 2.0), trainer_entries), shape=(m, n + 1))
-    rows += csr_array((np.ones(m), (trainer_entries[0], np.full(m, n))), shape=(m, n + 1))
-    right = np.minimum(line[trainers] / scale, 4.0 * n)
+    a_ub = csr_array((np.full(m, m - 2.0), trainer_entries), shape=(m, n + 1))
+    a_ub += csr_array((np.ones(m), (trainer_entries[0], np.full(m, n))), shape=(m, n + 1))
+    b_ub = np.minimum(line[trainers] / scale, 4.0 * n)
     pairs = pair_limit[np.ix_(trainers, trainers)] / scale
-    known = np.zeros((m, m), dtype=bool)
+    has_row = np.zeros((m, m), dtype=bool)
     while True:
         solution = linprog(
             np.append(np.zeros(n), -1.0),
-            A_ub=rows,
-            b_ub=right,
+            A_ub=a_ub,
+            b_ub=b_ub,
             A_eq=csr_array(np.append(np.ones(n), -1.0)[None, :]),
             b_eq=[0.0],
-            bounds=np.column_stack([np.zeros(n + 1), highest]),
+            bounds=np.column_stack([np.zeros(n + 1), upper]),
             method="highs",
         )
         if solution.status != 0:
@@ -80,14 +80,16 @@ def aggregator_rates(
         rates = np.maximum(solution.x[:n], 0.0)
         trainer_rates = rates[trainers]
         # pair limits rarely bind, so their rows are added lazily
-        exceeds = trainer_rates[:, None] + trainer_rates[None, :] > pairs * (1 + FIT) + FIT
-        broken = np.argwhere(np.triu(exceeds & ~known, 1))
-        if not len(broken):
-            return np.asarray(rates * scale)
-        known[broken[:, 0], broken[:, 1]] = True
-        count = np.arange(len(broken)).repeat(2)
-        summed_rows = csr_array(
-            (np.ones(len(count)), (count, trainers[broken].ravel())), (len(broken), n + 1)
+        exceeds = (
+            trainer_rates[:, None] + trainer_rates[None, :] > pairs * (1 + TOLERANCE) + TOLERANCE
         )
-        rows = vstack([rows, summed_rows], format="csr")
-        right = np.concatenate([right, pairs[broken[:, 0], broken[:, 1]]])
+        violated = np.argwhere(np.triu(exceeds & ~has_row, 1))
+        if not len(violated):
+            return np.asarray(rates * scale)
+        has_row[violated[:, 0], violated[:, 1]] = True
+        row = np.arange(len(violated)).repeat(2)
+        pair_rows = csr_array(
+            (np.ones(len(row)), (row, trainers[violated].ravel())), (len(violated), n + 1)
+        )
+        a_ub = vstack([a_ub, pair_rows], format="csr")
+        b_ub = np.concatenate([b_ub, pairs[violated[:, 0], violated[:, 1]]])

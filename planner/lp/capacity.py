@@ -84,12 +84,12 @@ class BandwidthLimits:
             ``bool[q, n]``, the contributors of each of q sets.
         """
         uploads = np.where(computes, self.upload, np.inf).min(axis=1)
-        lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.can_reduce
-        downloads = np.where(lone, np.inf, self.download).min(axis=1)
+        single = (computes.sum(axis=1) == 1)[:, None] & computes & self.can_reduce
+        downloads = np.where(single, np.inf, self.download).min(axis=1)
         max_feasible_rate: Floats = np.minimum(uploads, downloads)
         return max_feasible_rate
 
-    def max_total_rate(self, computes: Bools, upper_bound: float = np.inf) -> Floats:
+    def max_total_rate(self, computes: Bools, max_total: float = np.inf) -> Floats:
         """Maximum R of each set of contributors, ignoring pair limits between two rates.
 
         Parameters
@@ -105,7 +105,7 @@ class BandwidthLimits:
         if self.n == 1:
             return np.full(len(computes), np.inf)
         total = np.minimum(
-            np.minimum(self.max_feasible_rate(computes), self._caps_at_zero(computes)), upper_bound
+            np.minimum(self.max_feasible_rate(computes), self._caps_at_zero(computes)), max_total
         )
         active = np.flatnonzero(total > 0)
         while len(active):
@@ -120,9 +120,9 @@ class BandwidthLimits:
             total[active] = np.where(short, new, total[active])
             active = active[moved & (new > 0)]
         total[total < MIN_RATE] = 0.0
-        lone = np.flatnonzero((computes.sum(axis=1) == 1) & (total > 0))
-        for q in lone:
-            total[q] = self._lone_total(computes[q], float(total[q]))
+        single = np.flatnonzero((computes.sum(axis=1) == 1) & (total > 0))
+        for q in single:
+            total[q] = self._single_contributor_total(computes[q], float(total[q]))
         return total
 
     def _caps_at_zero(self, computes: Bools) -> Floats:
@@ -143,7 +143,7 @@ class BandwidthLimits:
         )
         return total
 
-    def _lone_total(self, computes: Bools, total: float) -> float:
+    def _single_contributor_total(self, computes: Bools, total: float) -> float:
         """Maximum R of a single contributor, whose download requires r_i >= H - d_i."""
         i = int(np.flatnonzero(computes)[0])
         if not self.can_reduce[i]:

@@ -5,7 +5,7 @@ limit on the number of contributors k. Its LP value then exceeds the optimum by 
 contributor, a gap that MILP solvers close slowly. Here k lies in an interval: caps are those of its
 lower end, at most its upper end contributes, and by Lagrangian relaxation
 
-    S <= min_{lambda >= 0}  sum of the k largest max(0, s_i - lambda w_i) + lambda * slack,
+    S <= min_{lambda >= 0}  sum of the k largest max(0, s_i - lambda w_i) + lambda * capacity,
 
 which for a single k equals the LP with both rows. Peers whose reduced value at the optimal lambda
 is near the k-th largest one change the objective least: exchanging one or two of them for one or
@@ -44,7 +44,7 @@ class CardinalityKnapsack(NamedTuple):
         A set of at most ``max_contributors`` peers that satisfies the caps at ``min_contributors``.
     reduced_value
         s_i - lambda w_i, minus its k-th largest value; -inf for peers that cannot contribute.
-    weight, slack
+    weight, capacity
         w_i, and the limit on their sum, in bytes per second.
     """
 
@@ -52,7 +52,7 @@ class CardinalityKnapsack(NamedTuple):
     computes: Bools
     reduced_value: Floats
     weight: Floats
-    slack: float
+    capacity: float
 
 
 def cardinality_knapsack(
@@ -62,39 +62,39 @@ def cardinality_knapsack(
     value = limits.problem.samples_per_s
     eligible = limits.problem.contributors & (limits.upload >= total)
     cap_idle, cap_contributing = caps_by_role(limits, total, min_contributors)
-    weight, slack = cap_idle - cap_contributing, float(cap_idle.sum()) - total
+    weight, capacity = cap_idle - cap_contributing, float(cap_idle.sum()) - total
     peers = np.flatnonzero(eligible)
     no_set = CardinalityKnapsack(
-        NO_SET, np.zeros(limits.n, dtype=bool), np.zeros(limits.n), weight, slack
+        NO_SET, np.zeros(limits.n, dtype=bool), np.zeros(limits.n), weight, capacity
     )
     if len(peers) < min_contributors or limits.download.min() < total:
         return no_set
-    if float(np.sort(weight[peers])[:min_contributors].sum()) > slack + 1e-12 * total:
+    if float(np.sort(weight[peers])[:min_contributors].sum()) > capacity + 1e-12 * total:
         return no_set
     s, w, k = value[peers], weight[peers], min(max_contributors, len(peers))
 
-    def best(multiplier: float) -> tuple[float, Index]:
+    def relaxed_at(multiplier: float) -> tuple[float, Index]:
         reduced_value = s - multiplier * w
         order = np.argsort(-reduced_value, kind="stable")[:k]
         order = order[reduced_value[order] > 0]
-        return float(reduced_value[order].sum()) + multiplier * slack, order
+        return float(reduced_value[order].sum()) + multiplier * capacity, order
 
-    bound, selected = best(0.0)
+    bound, selected = relaxed_at(0.0)
     multiplier = 0.0
-    if float(w[selected].sum()) > slack:
+    if float(w[selected].sum()) > capacity:
         low, high = 0.0, float(s.max() / max(float(np.abs(w).max()), 1e-300))
         for _ in range(200):
-            value_here, selected = best(high)
+            value_here, selected = relaxed_at(high)
             bound = min(bound, value_here)
-            if float(w[selected].sum()) <= slack:
+            if float(w[selected].sum()) <= capacity:
                 break
             low, high = high, 2 * high
         for _ in range(HALVINGS):
             multiplier = (low + high) / 2
-            value_here, trial = best(multiplier)
+            value_here, selected_here = relaxed_at(multiplier)
             bound = min(bound, value_here)
-            if float(w[trial].sum()) <= slack:
-                high, selected = multiplier, trial
+            if float(w[selected_here].sum()) <= capacity:
+                high, selected = multiplier, selected_here
             else:
                 low = multiplier
         multiplier = high
@@ -104,7 +104,7 @@ def cardinality_knapsack(
     reduced_value[peers] = s - multiplier * w
     critical_value = float(reduced_value[computes].min()) if computes.any() else 0.0
     return CardinalityKnapsack(
-        bound * (1 + 1e-12), computes, reduced_value - critical_value, weight, slack
+        bound * (1 + 1e-12), computes, reduced_value - critical_value, weight, capacity
     )
 
 
@@ -155,7 +155,7 @@ def exchange_peers(
     missing = required_samples - float(value[chosen].sum())
     if missing <= 0:
         return chosen
-    room = knapsack.slack - float(weight[chosen].sum())
+    remaining_capacity = knapsack.capacity - float(weight[chosen].sum())
     candidates = np.flatnonzero(np.isfinite(knapsack.reduced_value) & ~chosen)
     members = np.flatnonzero(chosen)
     distance = np.abs(knapsack.reduced_value)
@@ -163,14 +163,18 @@ def exchange_peers(
     entering, num_entering = _combinations(
         candidates[np.argsort(distance[candidates], kind="stable")]
     )
-    gain = _sums(value, entering)[:, None] - _sums(value, leaving)[None, :]
-    load = _sums(weight, entering)[:, None] - _sums(weight, leaving)[None, :]
-    count = num_entering[:, None] - num_leaving[None, :]
-    fits = (gain >= missing) & (load <= room) & (count <= max_contributors - len(members))
+    value_change = _sums(value, entering)[:, None] - _sums(value, leaving)[None, :]
+    weight_change = _sums(weight, entering)[:, None] - _sums(weight, leaving)[None, :]
+    size_change = num_entering[:, None] - num_leaving[None, :]
+    fits = (
+        (value_change >= missing)
+        & (weight_change <= remaining_capacity)
+        & (size_change <= max_contributors - len(members))
+    )
     if not fits.any():
         return None
-    # of all feasible exchanges, the one with the most slack
-    i, j = np.unravel_index(int(np.argmin(np.where(fits, load, np.inf))), fits.shape)
+    # of all feasible exchanges, the one that leaves the most capacity
+    i, j = np.unravel_index(int(np.argmin(np.where(fits, weight_change, np.inf))), fits.shape)
     result = chosen.copy()
     result[leaving[j][leaving[j] >= 0]] = False
     result[entering[i][entering[i] >= 0]] = True

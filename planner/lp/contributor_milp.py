@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from planner.lp.capacity import BandwidthLimits
 from planner.lp.knapsack import caps_by_role
 from planner.search.highs import milp
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -93,7 +93,7 @@ class ContributorModel:
         )
         self._solution = np.zeros(0)
         self._entries: list[tuple[Floats, NDArray[np.int64]]] = []
-        self._right: list[float] = []
+        self._rhs: list[float] = []
         self.num_columns = 1 + 3 * n + (0 if problem.overlap else 2)
         self.lower = np.zeros(self.num_columns)
         self.upper = np.ones(self.num_columns)
@@ -137,14 +137,14 @@ class ContributorModel:
         self._add_row(np.append(-slope, -1.0), [*c, 1 + 3 * n], -2.0 / samples)
         self._add_row([-1.0 / total**2, -1.0], [0, 2 + 3 * n], -2.0 / total)
 
-    def _add_row(self, values: Iterable[float], columns: Iterable[int], right: float) -> None:
+    def _add_row(self, values: Iterable[float], columns: Iterable[int], rhs: float) -> None:
         """Add the row ``values @ z[columns] <= right``."""
         self._entries.append(
             (np.array(list(values), dtype=np.float64), np.array(list(columns), dtype=np.int64))
         )
-        self._right.append(right)
+        self._rhs.append(rhs)
 
-    def solve(self, run: StopRun) -> MilpResult:
+    def solve(self, run: SearchRun) -> MilpResult:
         """Solve the model; only the bound is valid if the stopping criterion ends the search.
 
         Pair rows violated by fractional solutions are added first: an LP costs far less than a
@@ -164,14 +164,14 @@ class ContributorModel:
         if math.isfinite(run.remaining_iterations):
             options["node_limit"] = max(int(run.remaining_iterations), 1)
         solution = self._optimise(integral=True, options=options)
-        nodes = getattr(solution, "mip_node_count", None)
-        run.update(max(int(nodes or 0), 1))
+        node_count = getattr(solution, "mip_node_count", None)
+        run.update(max(int(node_count or 0), 1))
         if solution.status == 2:
             return MilpResult(None, zero_rates, 0.0, 0.0, -math.inf)
-        dual = getattr(solution, "mip_dual_bound", None)
+        dual_bound = getattr(solution, "mip_dual_bound", None)
         bound = math.inf
-        if dual is not None and math.isfinite(dual) and solution.status in (0, 1):
-            bound = self._steps_of(float(dual))
+        if dual_bound is not None and math.isfinite(dual_bound) and solution.status in (0, 1):
+            bound = self._steps_of(float(dual_bound))
         if solution.x is None:
             return MilpResult(None, zero_rates, 0.0, 0.0, bound)
         self._solution = solution.x
@@ -186,28 +186,28 @@ class ContributorModel:
         from scipy.sparse import csr_array
 
         n = self.limits.n
-        gain = np.zeros(self.num_columns)
+        objective = np.zeros(self.num_columns)
         if self.problem.overlap:
-            gain[0] = -1.0
+            objective[0] = -1.0
         else:
-            gain[1 + 3 * n :] = self.seconds / self.seconds.sum()
-        counts = np.array([len(columns) for _, columns in self._entries])
-        matrix = csr_array(
+            objective[1 + 3 * n :] = self.seconds / self.seconds.sum()
+        row_lengths = np.array([len(columns) for _, columns in self._entries])
+        a_ub = csr_array(
             (
                 np.concatenate([values for values, _ in self._entries]),
                 np.concatenate([columns for _, columns in self._entries]),
-                np.concatenate(([0], np.cumsum(counts))),
+                np.concatenate(([0], np.cumsum(row_lengths))),
             ),
-            shape=(len(counts), self.num_columns),
+            shape=(len(row_lengths), self.num_columns),
         )
-        kinds = np.zeros(self.num_columns)
-        kinds[1 : 1 + n] = integral
+        integrality = np.zeros(self.num_columns)
+        integrality[1 : 1 + n] = integral
         # presolve removes few of these rows and slowed down most of the instances tried
         return milp(
-            gain,
-            integrality=kinds,
+            objective,
+            integrality=integrality,
             bounds=Bounds(self.lower, self.upper),
-            constraints=LinearConstraint(matrix, -np.inf, np.array(self._right)),
+            constraints=LinearConstraint(a_ub, -np.inf, np.array(self._rhs)),
             options={"presolve": False, **options},
         )
 
@@ -224,8 +224,8 @@ class ContributorModel:
         new_pairs = self._add_pair_rows(self._solution)
         if self.problem.overlap or result.total <= 0:
             return new_pairs
-        true = self.problem.steps_of(result.samples, result.total)
-        if true < result.bound * (1 - 1e-7):
+        exact_steps = self.problem.steps_of(result.samples, result.total)
+        if exact_steps < result.bound * (1 - 1e-7):
             self._add_tangents(result.samples / self.total_samples, result.total / self.unit)
             return True
         return new_pairs
@@ -237,13 +237,8 @@ class ContributorModel:
         n = self.limits.n
         links = np.where(np.isfinite(self.limits.links), self.limits.links / self.unit, 1e9)
         c, x, y = (solution[1 + k * n : 1 + (k + 1) * n] for k in range(3))
-        max_contributors = np.maximum(self.max_caps[None, :], links)
-        excess = (
-            x[:, None]
-            + (x + y)[None, :]
-            + (max_contributors - links) * c[:, None]
-            - max_contributors
-        )
+        big_m = np.maximum(self.max_caps[None, :], links)
+        excess = x[:, None] + (x + y)[None, :] + (big_m - links) * c[:, None] - big_m
         np.fill_diagonal(excess, 0.0)
         new_pairs = [
             pair
@@ -252,9 +247,9 @@ class ContributorModel:
         ]
         self.pairs.update(new_pairs)
         for i, j in new_pairs:
-            big = float(max_contributors[i, j])
+            big_m_ij = float(big_m[i, j])
             columns = [1 + n + i, 1 + n + j, 1 + 2 * n + j, 1 + i]
-            self._add_row([1.0, 1.0, 1.0, big - float(links[i, j])], columns, big)
+            self._add_row([1.0, 1.0, 1.0, big_m_ij - float(links[i, j])], columns, big_m_ij)
         return bool(new_pairs)
 
     def fix(self, computes: Bools) -> None:

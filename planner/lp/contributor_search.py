@@ -36,7 +36,7 @@ from planner.lp.rates import ReducerRates, best_rates
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, Incumbent
 from planner.search.result import Sense
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -74,7 +74,7 @@ class ContributorSearch:
         Whether no set of contributors attains any rate.
     """
 
-    def __init__(self, problem: AveragingProblem, run: StopRun) -> None:
+    def __init__(self, problem: AveragingProblem, run: SearchRun) -> None:
         self.problem = problem
         self.limits = BandwidthLimits(problem)
         self.run = run
@@ -115,11 +115,11 @@ class ContributorSearch:
         if start is not None and start.any():
             self.try_set(start & self.eligible)
         self.try_set(self.eligible)
-        if self._done():
+        if self._is_done():
             return
         if self.best == 0.0:
             # if no single contributor attains a positive rate, no larger set does
-            self._lone_contributors()
+            self._try_single_contributors()
             if self.best == 0.0:
                 self.infeasible = True
                 return
@@ -127,12 +127,12 @@ class ContributorSearch:
             self._enumerate()
             return
         self._round_knapsacks()
-        self._lone_contributors()
+        self._try_single_contributors()
         self._bound_by_knapsacks()
-        if not self._done() and self.problem.overlap:
+        if not self._is_done() and self.problem.overlap:
             self._count_contributors()
-        if not self._done():
-            self._branch()
+        if not self._is_done():
+            self._branch_and_bound()
 
     def try_set(self, computes: Bools) -> ReducerRates:
         """Compute the exact rates of one set and offer it to the incumbent.
@@ -180,7 +180,7 @@ class ContributorSearch:
         ]
         return float(min(lower[1], lower[0] + caps.max(initial=0.0), caps.sum()))
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether the gap is closed or the run must stop."""
         return self.bound <= self.cutoff * (1 + ROUNDING) or self.run.check() is not None
 
@@ -236,13 +236,13 @@ class ContributorSearch:
 
     def _round_knapsacks(self) -> None:
         """Try the rounded knapsack solutions at many rates."""
-        top = min(self._max_rate_bound(), float(self.limits.download.min()))
+        max_rate = min(self._max_rate_bound(), float(self.limits.download.min()))
         if self.problem.overlap:
-            top = min(top, self.bound * self.problem.gradient_bytes)
-        if top <= 0:
+            max_rate = min(max_rate, self.bound * self.problem.gradient_bytes)
+        if max_rate <= 0:
             return
         sets: dict[bytes, Bools] = {}
-        for rate in self._promising_rates(top):
+        for rate in self._promising_rates(max_rate):
             count = max(2, int(self.eligible.sum()))
             for _ in range(4):
                 chosen = knapsack(self.limits, rate, count).computes
@@ -263,28 +263,30 @@ class ContributorSearch:
             if values[index] > self.best:
                 self.try_set(stacked[index])
 
-    def _promising_rates(self, top: float) -> list[float]:
+    def _promising_rates(self, max_rate: float) -> list[float]:
         """Rates for rounding: around the relaxation's best rate, and a coarse grid."""
-        low, high = 0.0, top
+        low, high = 0.0, max_rate
         if self.problem.overlap:
             for _ in range(30):
                 middle = (low + high) / 2
                 required_samples = middle / self.problem.gradient_bytes * self.problem.batch_size
-                if self._relaxed(middle, required_samples) >= required_samples:
+                if self._max_samples(middle, required_samples) >= required_samples:
                     low = middle
                 else:
                     high = middle
-            peak = low if low > 0 else top
+            peak = low if low > 0 else max_rate
         else:
-            grid = np.linspace(top / NUM_CANDIDATES, top, NUM_CANDIDATES)
-            values = [self.problem.steps_of(self._relaxed(h, 0.0), h) for h in grid]
+            grid = np.linspace(max_rate / NUM_CANDIDATES, max_rate, NUM_CANDIDATES)
+            values = [self.problem.steps_of(self._max_samples(h, 0.0), h) for h in grid]
             peak = float(grid[int(np.argmax(values))])
         near_peak = [peak * (1 - x) for x in (0.0, 1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05)]
-        coarse = [top * (1 - i / NUM_CANDIDATES) for i in range(NUM_CANDIDATES)]
-        steps = [float(u) for u in np.unique(self.limits.upload[self.eligible]) if 0 < u <= top]
+        coarse = [max_rate * (1 - i / NUM_CANDIDATES) for i in range(NUM_CANDIDATES)]
+        steps = [
+            float(u) for u in np.unique(self.limits.upload[self.eligible]) if 0 < u <= max_rate
+        ]
         return [*near_peak, *coarse, *steps[-NUM_CANDIDATES:]]
 
-    def _relaxed(self, rate: float, required_samples: float) -> float:
+    def _max_samples(self, rate: float, required_samples: float) -> float:
         """Maximum samples per second at ``rate`` of sets with at least ``required_samples``."""
         return knapsack(self.limits, rate, self._min_contributors(required_samples)).samples_per_s
 
@@ -296,19 +298,21 @@ class ContributorSearch:
 
     def _bound_by_knapsacks(self) -> None:
         """Tighten the bound: on a rate interval [x, y] it is steps_of(knapsack(x), y)."""
-        top = min(self._max_rate_bound(), float(self.limits.download.min()))
+        max_rate = min(self._max_rate_bound(), float(self.limits.download.min()))
         if self.problem.overlap:
-            top = min(top, self.samples * self.problem.gradient_bytes / self.problem.batch_size)
+            max_rate = min(
+                max_rate, self.samples * self.problem.gradient_bytes / self.problem.batch_size
+            )
         best = self.cutoff
         self._check_knapsack()
-        heap = [(-self.problem.steps_of(self.samples, top), 0.0, top)]
-        closed = self.best
+        heap = [(-self.problem.steps_of(self.samples, max_rate), 0.0, max_rate)]
+        closed_bound = self.best
         for _ in range(MAX_INTERVALS):
             if not heap or -heap[0][0] <= best:
                 break
             value, low, high = heapq.heappop(heap)
             if high - low <= 1e-10 * high:
-                closed = max(closed, -value)
+                closed_bound = max(closed_bound, -value)
                 continue
             middle = (low + high) / 2
             if low == 0.0 and self.best > 0:
@@ -317,14 +321,16 @@ class ContributorSearch:
             for x, y in ((low, middle), (middle, high)):
                 if y <= x:
                     continue
-                samples = self._relaxed(x, self._min_samples(best, y)) if x > 0 else self.samples
+                samples = (
+                    self._max_samples(x, self._min_samples(best, y)) if x > 0 else self.samples
+                )
                 steps = self.problem.steps_of(max(samples, 0.0), y)
                 if steps > best:
                     heapq.heappush(heap, (-min(steps, -value), x, y))
         if heap:
-            closed = max(closed, -heap[0][0])
+            closed_bound = max(closed_bound, -heap[0][0])
         # intervals pruned are at most the cutoff, or have a single contributor
-        self.incumbent.offer_bound(max(closed, best), KNAPSACKS)
+        self.incumbent.offer_bound(max(closed_bound, best), KNAPSACKS)
 
     def _check_knapsack(self) -> None:
         """Verify that the knapsack admits an incumbent with several contributors."""
@@ -377,9 +383,9 @@ class ContributorSearch:
             else:
                 low = middle
         self.incumbent.offer_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
-        for below in EXCHANGE_TARGETS:
-            steps = self.bound * (1 - below)
-            if steps <= self.best or self._done():
+        for distance in EXCHANGE_TARGETS:
+            steps = self.bound * (1 - distance)
+            if steps <= self.best or self._is_done():
                 return
             for chosen, size in itertools.islice(sizes(steps), NUM_SIZES):
                 better = exchange_peers(self.limits, chosen, steps * self.problem.batch_size, size)
@@ -403,7 +409,7 @@ class ContributorSearch:
         count, total = int(computes.sum()), float(rates.sum())
         if count > 1:
             model = ContributorModel(
-                self.limits, count, count, total * (1 - 1e-6), self._highest_rate(self.bound)
+                self.limits, count, count, total * (1 - 1e-6), self._max_improving_rate(self.bound)
             )
             model.fix(computes)
             bound = model.solve(self.run).bound
@@ -419,7 +425,7 @@ class ContributorSearch:
 
     # phase 3
 
-    def _lone_contributors(self) -> None:
+    def _try_single_contributors(self) -> None:
         """Try single contributors that compute fast enough on their own."""
         contributor = self.problem.samples_per_s / self.problem.batch_size
         for i in np.argsort(-np.where(self.eligible, contributor, 0.0), kind="stable"):
@@ -429,15 +435,15 @@ class ContributorSearch:
 
     # phase 4
 
-    def _branch(self) -> None:
+    def _branch_and_bound(self) -> None:
         """Best-first search over intervals of the number of contributors, a MILP for each."""
         self._check_milp()
         required_samples = self._min_samples(self.cutoff, self._max_rate_bound())
         heap = [(-self.bound, self._min_contributors(required_samples), int(self.eligible.sum()))]
-        closed = self.best
+        closed_bound = self.best
         while heap and self.run.check() is None:
             value, min_contributors, max_contributors = heapq.heappop(heap)
-            bound, split = self._interval(min_contributors, max_contributors, -value)
+            bound, split = self._search_interval(min_contributors, max_contributors, -value)
             if split is not None:
                 for low, high in ((min_contributors, split - 1), (split, max_contributors)):
                     if low <= high:
@@ -447,17 +453,17 @@ class ContributorSearch:
                 heapq.heappush(heap, (-bound, min_contributors, max_contributors))
                 break
             else:
-                closed = max(closed, bound)
+                closed_bound = max(closed_bound, bound)
             while heap and -heap[0][0] <= self.cutoff:
-                closed = max(closed, -heapq.heappop(heap)[0])
-            self._update_bound([closed, *(-v for v, _, _ in heap)])
-        self._update_bound([closed, *(-v for v, _, _ in heap)])
+                closed_bound = max(closed_bound, -heapq.heappop(heap)[0])
+            self._update_bound([closed_bound, *(-v for v, _, _ in heap)])
+        self._update_bound([closed_bound, *(-v for v, _, _ in heap)])
 
     def _update_bound(self, bounds: Sequence[float]) -> None:
         """Set the bound to the largest of all open and closed intervals."""
         self.incumbent.offer_bound(max(self.cutoff, *bounds), MILPS)
 
-    def _interval(
+    def _search_interval(
         self, min_contributors: int, max_contributors: int, bound: float
     ) -> tuple[float, int | None]:
         """Search ``min_contributors <= k <= max_contributors``.
@@ -470,7 +476,11 @@ class ContributorSearch:
         """
         min_rate = self._min_rate(self.cutoff) if self.best > 0 else 0.0
         model = ContributorModel(
-            self.limits, min_contributors, max_contributors, min_rate, self._highest_rate(bound)
+            self.limits,
+            min_contributors,
+            max_contributors,
+            min_rate,
+            self._max_improving_rate(bound),
         )
         while True:
             result = model.solve(self.run)
@@ -485,10 +495,12 @@ class ContributorSearch:
                 return bound, int(result.computes.sum())
             model.exclude(result.computes)
 
-    def _highest_rate(self, bound: float) -> float:
+    def _max_improving_rate(self, bound: float) -> float:
         """Upper bound on the total rate of a better plan, in bytes per second."""
-        top = min(self._max_rate_bound(), float(self.limits.download.min()))
-        return min(top, bound * self.problem.gradient_bytes) if self.problem.overlap else top
+        max_rate = min(self._max_rate_bound(), float(self.limits.download.min()))
+        return (
+            min(max_rate, bound * self.problem.gradient_bytes) if self.problem.overlap else max_rate
+        )
 
 
 def all_sets(eligible: Bools) -> Bools:

@@ -73,29 +73,31 @@ def lp_bound(problem: AveragingProblem) -> float:
 
 def solve_in_full(s: ScaledProblem) -> RelaxedSolution:
     """Solve the full form, with 2 n^2 variables and 3 n^2 rows."""
-    n, m = s.n, np.arange(len(s.source))
+    n, pair = s.n, np.arange(len(s.source))
     a0 = 1 + 2 * n
-    g0 = a0 + len(m)
+    g0 = a0 + len(pair)
     rows = ConstraintRows()
     compute_and_eq4_rows(rows, s, a0, s.source, s.target)
     rows.add(
         np.zeros(n),
         (s.peers, 0, s.gradient),
         (s.peers, s.q, -1.0),
-        (s.target, g0 + m, -1.0),
+        (s.target, g0 + pair, -1.0),
     )
-    rows.add(np.zeros(len(m)), (m, g0 + m, 1.0), (m, s.q[s.source], -1.0))
-    rows.add(s.upload, (s.source, a0 + m, 1.0), (s.source, g0 + m, 1.0))
-    rows.add(s.download, (s.target, a0 + m, 1.0), (s.target, g0 + m, 1.0))
+    rows.add(np.zeros(len(pair)), (pair, g0 + pair, 1.0), (pair, s.q[s.source], -1.0))
+    rows.add(s.upload, (s.source, a0 + pair, 1.0), (s.source, g0 + pair, 1.0))
+    rows.add(s.download, (s.target, a0 + pair, 1.0), (s.target, g0 + pair, 1.0))
     if s.links is not None:
-        limit = s.links[s.source, s.target]
-        finite = np.flatnonzero(np.isfinite(limit))
-        at = np.arange(len(finite))
-        rows.add(limit[finite], (at, a0 + finite, 1.0), (at, g0 + finite, 1.0))
-    off = np.flatnonzero(~s.problem.can_aggregate)
-    no_reducer = np.flatnonzero(~s.problem.can_aggregate[s.target])
-    no_return = np.flatnonzero(~s.problem.can_aggregate[s.source])
-    upper = upper_bounds(s, g0 + len(m), [s.q[off], a0 + no_reducer, g0 + no_return])
+        rhs = s.links[s.source, s.target]
+        finite = np.flatnonzero(np.isfinite(rhs))
+        row = np.arange(len(finite))
+        rows.add(rhs[finite], (row, a0 + finite, 1.0), (row, g0 + finite, 1.0))
+    non_reducers = np.flatnonzero(~s.problem.can_aggregate)
+    to_non_reducers = np.flatnonzero(~s.problem.can_aggregate[s.target])
+    from_non_reducers = np.flatnonzero(~s.problem.can_aggregate[s.source])
+    upper = upper_bounds(
+        s, g0 + len(pair), [s.q[non_reducers], a0 + to_non_reducers, g0 + from_non_reducers]
+    )
     solution = rows.solve(upper, 0)
     if solution.x is None:
         raise RuntimeError(f"LP (5) was not solved: {solution.message}")

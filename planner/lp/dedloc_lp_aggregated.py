@@ -128,10 +128,10 @@ class AggregatedForm:
             self.received,
             self.a0,
         )
-        n, able = s.n, s.problem.contributors
+        n, eligible = s.n, s.problem.contributors
         off_diagonal = ~np.eye(n, dtype=bool)
         source, target = np.nonzero(off_diagonal & explicit_senders[:, None])
-        m = np.arange(len(source))
+        pair = np.arange(len(source))
         rows = ConstraintRows()
         compute_and_eq4_rows(rows, s, a0, source, target)
         rows.add(
@@ -141,25 +141,25 @@ class AggregatedForm:
         rows.add(np.zeros(n), (s.peers, received, 1.0), (s.target, s.q[s.source], -1.0))
         rows.add(np.zeros(1), (0, received, 1.0), (0, returned, -1.0))
         # a_ki of the other senders: at least q_i - (1 - c_k) M_i if k can contribute
-        low = off_diagonal & (able & ~explicit_senders)[:, None]
-        k, i = np.nonzero(low)
-        big_m = np.where(low, s.big_m[None, :], 0.0)
+        substituted = off_diagonal & (eligible & ~explicit_senders)[:, None]
+        k, i = np.nonzero(substituted)
+        big_m = np.where(substituted, s.big_m[None, :], 0.0)
         rows.add(
             s.upload + big_m.sum(axis=1),
-            (source, a0 + m, 1.0),
+            (source, a0 + pair, 1.0),
             (s.peers, returned, 1.0),
             (k, s.q[i], 1.0),
             (s.peers, s.c, big_m.sum(axis=1)),
         )
         rows.add(
             s.download + big_m.sum(axis=0),
-            (target, a0 + m, 1.0),
+            (target, a0 + pair, 1.0),
             (s.peers, received, 1.0),
-            (s.peers, s.q, low.sum(axis=0)),
+            (s.peers, s.q, substituted.sum(axis=0)),
             (i, s.c[k], s.big_m[i]),
         )
-        off = np.flatnonzero(~s.problem.can_aggregate)
-        upper = upper_bounds(s, a0 + len(m), [s.q[off], returned[off]])
+        non_reducers = np.flatnonzero(~s.problem.can_aggregate)
+        upper = upper_bounds(s, a0 + len(pair), [s.q[non_reducers], returned[non_reducers]])
         if s.links is not None:
             upper[a0:] = s.links[source, target]
         upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
@@ -177,33 +177,33 @@ class AggregatedForm:
             self.a0, len(upper)
         )
         i, j = np.nonzero(self.link_limited)
-        m = np.arange(len(i))
+        row = np.arange(len(i))
         column_of_w = np.zeros((s.n, s.n), dtype=np.int64)
-        column_of_w[i, j] = w = len(upper) + m
-        rows.add(np.zeros(len(i)), (m, w, 1.0), (m, s.q[i], -1.0))
+        column_of_w[i, j] = w = len(upper) + row
+        rows.add(np.zeros(len(i)), (row, w, 1.0), (row, s.q[i], -1.0))
         if s.links is not None:
             # a_ij is a variable or its lower bound, which keeps the cut valid
             senders = self.explicit_senders[i]
-            bound = np.flatnonzero(~senders & s.problem.contributors[i])
+            substituted = np.flatnonzero(~senders & s.problem.contributors[i])
             rhs = s.links[i, j]
-            rhs[bound] += s.big_m[j[bound]]
+            rhs[substituted] += s.big_m[j[substituted]]
             rows.add(
                 rhs,
-                (m, w, 1.0),
-                (m[senders], column[i[senders], j[senders]], 1.0),
-                (bound, s.q[j[bound]], 1.0),
-                (bound, s.c[i[bound]], s.big_m[j[bound]]),
+                (row, w, 1.0),
+                (row[senders], column[i[senders], j[senders]], 1.0),
+                (substituted, s.q[j[substituted]], 1.0),
+                (substituted, s.c[i[substituted]], s.big_m[j[substituted]]),
             )
             upper = np.concatenate([upper, s.links[i, j]])
         for suppliers, receivers in self.cuts:
-            among = np.ix_(suppliers, receivers)
-            columns = column_of_w[among]
-            wide = (columns == 0) & (suppliers[:, None] != receivers[None, :])
+            pairs = np.ix_(suppliers, receivers)
+            columns = column_of_w[pairs]
+            uses_q = (columns == 0) & (suppliers[:, None] != receivers[None, :])
             rows.add(
                 np.zeros(1),
                 (0, self.received[receivers], 1.0),
                 (0, self.returned[np.setdiff1d(s.peers, suppliers)], -1.0),
-                (0, s.q[suppliers], -wide.sum(axis=1)),
+                (0, s.q[suppliers], -uses_q.sum(axis=1)),
                 (0, columns[columns > 0], -1.0),
             )
         solution = rows.solve(upper, 0)
@@ -231,9 +231,9 @@ def _underestimated_senders(
         or (a.sum(axis=0) + received > s.download + TOLERANCE).any()
     ):
         return np.zeros(n, dtype=bool)
-    off = np.abs(a - _contribution_lower_bounds(s, z)) > TOLERANCE
-    np.fill_diagonal(off, False)
-    underestimated: NDArray[np.bool_] = (off | exceeds_link).any(axis=1) & ~explicit_senders
+    differs = np.abs(a - _contribution_lower_bounds(s, z)) > TOLERANCE
+    np.fill_diagonal(differs, False)
+    underestimated: NDArray[np.bool_] = (differs | exceeds_link).any(axis=1) & ~explicit_senders
     return underestimated
 
 

@@ -94,11 +94,11 @@ class ConstraintRows:
 
     def copy(self) -> ConstraintRows:
         """A copy to which further rows can be added."""
-        twin = ConstraintRows()
-        twin._values, twin._rows = self._values.copy(), self._rows.copy()
-        twin._columns, twin._rhs = self._columns.copy(), self._rhs.copy()
-        twin.count = self.count
-        return twin
+        result = ConstraintRows()
+        result._values, result._rows = self._values.copy(), self._rows.copy()
+        result._columns, result._rhs = self._columns.copy(), self._rhs.copy()
+        result.count = self.count
+        return result
 
     def solve(self, upper: Floats, objective_column: int) -> Any:
         """Maximise one column with ``0 <= z <= upper``; returns SciPy's result.
@@ -108,19 +108,19 @@ class ConstraintRows:
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
 
-        matrix = csr_array(
+        a_ub = csr_array(
             (
                 np.concatenate(self._values),
                 (np.concatenate(self._rows), np.concatenate(self._columns)),
             ),
             shape=(self.count, len(upper)),
         )
-        cost = np.zeros(len(upper))
-        cost[objective_column] = -1.0
+        objective = np.zeros(len(upper))
+        objective[objective_column] = -1.0
         return milp(
-            cost,
+            objective,
             bounds=Bounds(np.zeros(len(upper)), upper),
-            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._rhs)),
+            constraints=LinearConstraint(a_ub, -np.inf, np.concatenate(self._rhs)),
             # presolve costs more than it saves on these already reduced forms
             options={"presolve": False},
         )
@@ -155,13 +155,13 @@ def compute_and_eq4_rows(
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 4.
     """
-    m = np.arange(len(source))
+    pair = np.arange(len(source))
     rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
     rows.add(
         s.big_m[target],
-        (m, s.q[target], 1.0),
-        (m, a0 + m, -1.0),
-        (m, s.c[source], s.big_m[target]),
+        (pair, s.q[target], 1.0),
+        (pair, a0 + pair, -1.0),
+        (pair, s.c[source], s.big_m[target]),
     )
 
 

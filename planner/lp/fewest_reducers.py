@@ -16,7 +16,7 @@ from planner.lp.capacity import BandwidthLimits
 from planner.lp.rates import best_rates, max_scale, satisfies_pair_limits
 from planner.problems import AveragingProblem
 from planner.search.highs import milp
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -49,7 +49,7 @@ class AveragingChoice(NamedTuple):
 
 
 def with_fewest_reducers(
-    problem: AveragingProblem, steps: float, choice: AveragingChoice, others: Bools, run: StopRun
+    problem: AveragingProblem, steps: float, choice: AveragingChoice, others: Bools, run: SearchRun
 ) -> AveragingChoice:
     """A plan with ``steps`` per second and the fewest reducers found.
 
@@ -104,10 +104,10 @@ def _required_rate(
     """The total rate in bytes per second that this set needs for ``steps`` per second."""
     if problem.overlap:
         return steps * problem.gradient_bytes
-    left = 1 / steps - problem.batch_size / float(problem.samples_per_s[computes].sum())
-    # where computing takes nearly all of the step, `left` is a rounding error
-    most = float(limits.max_total_rate(computes[None, :])[0])
-    return min(problem.gradient_bytes / left, most) if left > 0 else most
+    seconds_left = 1 / steps - problem.batch_size / float(problem.samples_per_s[computes].sum())
+    # where computing takes nearly all of the step, `seconds_left` is a rounding error
+    max_rate = float(limits.max_total_rate(computes[None, :])[0])
+    return min(problem.gradient_bytes / seconds_left, max_rate) if seconds_left > 0 else max_rate
 
 
 def _max_steps(problem: AveragingProblem, limits: BandwidthLimits, computes: Bools) -> float:
@@ -132,12 +132,12 @@ def _min_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats
     """Lower bound r_i >= H - d_i: a single contributor must sum what it cannot download."""
     floor = np.zeros(limits.n)
     if computes.sum() == 1:
-        own = computes & limits.can_reduce
-        floor[own] = np.maximum(total - limits.download[own], 0.0)
+        single = computes & limits.can_reduce
+        floor[single] = np.maximum(total - limits.download[single], 0.0)
     return floor
 
 
-def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: StopRun) -> Floats | None:
+def _rates(limits: BandwidthLimits, computes: Bools, total: float, run: SearchRun) -> Floats | None:
     """Rates that sum to ``total`` with few reducers; None if not found."""
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = _min_rates(limits, computes, total)
@@ -154,12 +154,12 @@ def _fill_largest_caps(caps: Floats, floor: Floats, total: float) -> Floats | No
     """Fill the largest caps until they sum to ``total``, peers with a lower bound first."""
     if caps.sum() < total * (1 - SUM_TOLERANCE):
         return None
-    rates, left = np.zeros(len(caps)), total
+    rates, remaining = np.zeros(len(caps)), total
     for i in np.lexsort((np.arange(len(caps)), -caps, floor == 0)):
         # the last reducer takes the remainder, even if it is a rounding error
-        rates[i] = min(caps[i], left)
-        left -= rates[i]
-        if left <= total * SUM_TOLERANCE:
+        rates[i] = min(caps[i], remaining)
+        remaining -= rates[i]
+        if remaining <= total * SUM_TOLERANCE:
             break
     return rates
 
@@ -170,7 +170,7 @@ def _under_pair_limits(
     caps: Floats,
     floor: Floats,
     total: float,
-    run: StopRun,
+    run: SearchRun,
 ) -> Floats | None:
     """Minimise the number of reducers by a MILP in (r, m), m_i = 1 if i is a reducer.
 
@@ -189,17 +189,17 @@ def _under_pair_limits(
     while run.remaining_s > 0:
         if math.isfinite(run.remaining_s):
             options["time_limit"] = max(run.remaining_s, 1e-3)
-        rows = np.zeros((len(pairs), 2 * n))
-        for row, (i, j) in zip(rows, pairs, strict=True):
+        pair_rows = np.zeros((len(pairs), 2 * n))
+        for row, (i, j) in zip(pair_rows, pairs, strict=True):
             row[[i, j]] = 1.0
-        free = np.full(n + len(pairs), -np.inf)
-        limit = [*np.zeros(n), *(links[i, j] for i, j in pairs)]
+        lower = np.full(n + len(pairs), -np.inf)
+        rhs = [*np.zeros(n), *(links[i, j] for i, j in pairs)]
         solution = milp(
             np.concatenate([np.zeros(n), np.ones(n)]),
             integrality=np.repeat([0.0, 1.0], n),
             bounds=Bounds(np.concatenate([floor, np.zeros(n)]), np.concatenate([caps, np.ones(n)])),
             constraints=LinearConstraint(
-                np.vstack([base_rows, rows]), np.append(1.0, free), np.append(1.0, limit)
+                np.vstack([base_rows, pair_rows]), np.append(1.0, lower), np.append(1.0, rhs)
             ),
             options=options,
         )

@@ -97,26 +97,26 @@ class RowKind(enum.StrEnum):
 
 
 class FlowLinearProgram(NamedTuple):
-    """Minimise ``cost @ x`` with ``upper @ x <= 0``, ``equality @ x == equality_rhs`` and x >= 0.
+    """Minimise ``cost @ x`` with ``a_ub @ x <= 0``, ``a_eq @ x == b_eq`` and x >= 0.
 
     Attributes
     ----------
     cost
         ``float[V + E + 2]``: columns are the nodes, the edges, the period, and the violation of the
         soft constraint.
-    upper, equality
+    a_ub, a_eq
         Sparse matrices of inequalities and equalities. The equalities are flow conservation: V rows
         for outgoing edges, V for incoming ones, and one for the total of stage 0.
-    equality_rhs
+    b_eq
         ``float[2 V + 1]``.
     rows
-        Kind of each row of ``upper``, and its node, edge or line.
+        Kind of each row of ``a_ub``, and its node, edge or line.
     """
 
     cost: Floats
-    upper: Any
-    equality: Any
-    equality_rhs: Floats
+    a_ub: Any
+    a_eq: Any
+    b_eq: Floats
     rows: list[tuple[RowKind, int]]
 
 
@@ -186,55 +186,55 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     # columns: node shares, edge shares, the period, and the soft constraint's violation
     period = nodes + edges
     slack_column = period + 1
-    rows: list[tuple[Ints, Ints, Floats]] = []
-    labels: list[tuple[RowKind, int]] = []
+    a_ub: list[tuple[Ints, Ints, Floats]] = []
+    kinds: list[tuple[RowKind, int]] = []
 
-    def add_bounded_rows(kind: RowKind, columns: Ints, values: Floats, at: int) -> int:
+    def add_bounded_rows(kind: RowKind, columns: Ints, values: Floats, first_row: int) -> int:
         """Add a row per column: value * column <= period."""
-        labels.extend((kind, k) for k in range(len(columns)))
-        number = at + np.arange(len(columns))
-        rows.append((number, columns, values))
-        rows.append((number, np.full(len(columns), period), np.full(len(columns), -1.0)))
-        return at + len(columns)
+        kinds.extend((kind, k) for k in range(len(columns)))
+        row_of = first_row + np.arange(len(columns))
+        a_ub.append((row_of, columns, values))
+        a_ub.append((row_of, np.full(len(columns), period), np.full(len(columns), -1.0)))
+        return first_row + len(columns)
 
     count = add_bounded_rows(RowKind.BUSY, np.arange(nodes), flow.busy_s, 0)
     count = add_bounded_rows(RowKind.PAIR, nodes + np.arange(edges), flow.pair_s, count)
     if flow.headroom > 1:
-        rows.append((count + np.arange(edges), np.full(edges, slack_column), np.full(edges, -1.0)))
+        a_ub.append((count + np.arange(edges), np.full(edges, slack_column), np.full(edges, -1.0)))
         count = add_bounded_rows(
             RowKind.SPARE, nodes + np.arange(edges), flow.headroom * flow.pair_s, count
         )
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
-        rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
+        a_ub.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
         row = count + np.arange(len(shared))
-        rows.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
-        labels += ((RowKind.LINE, k) for k in shared.tolist())
+        a_ub.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
+        kinds += ((RowKind.LINE, k) for k in shared.tolist())
         count += len(shared)
     limited = np.flatnonzero(np.isfinite(flow.room))
-    number = np.full(nodes, -1)
-    number[limited] = count + np.arange(len(limited))
+    row_of = np.full(nodes, -1)
+    row_of[limited] = count + np.arange(len(limited))
     # between F and B on a node, a microbatch is there or on a later node
-    outgoing = np.flatnonzero(number[flow.source] >= 0)
+    outgoing = np.flatnonzero(row_of[flow.source] >= 0)
     delay_s = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
-    rows.append((number[limited], limited, flow.compute_s[limited]))
-    rows.append((number[flow.source[outgoing]], nodes + outgoing, delay_s))
-    rows.append((number[limited], np.full(len(limited), period), -flow.room[limited]))
-    labels += ((RowKind.MEMORY, v) for v in limited.tolist())
+    a_ub.append((row_of[limited], limited, flow.compute_s[limited]))
+    a_ub.append((row_of[flow.source[outgoing]], nodes + outgoing, delay_s))
+    a_ub.append((row_of[limited], np.full(len(limited), period), -flow.room[limited]))
+    kinds += ((RowKind.MEMORY, v) for v in limited.tolist())
     count += len(limited)
-    equality: list[tuple[Ints, Ints, Floats]] = []
-    equality_rhs = np.zeros(2 * nodes + 1)
+    a_eq: list[tuple[Ints, Ints, Floats]] = []
+    b_eq = np.zeros(2 * nodes + 1)
     # flow conservation: the shares of a node's outgoing and incoming edges equal its own
     for side, row, edge in (
         (flow.source, np.arange(nodes), last),
         (flow.target, nodes + np.arange(nodes), 0),
     ):
         inner = np.flatnonzero(flow.stage != edge)
-        equality.append((row[inner], inner, np.full(len(inner), -1.0)))
-        equality.append((row[side], nodes + np.arange(edges), np.ones(edges)))
+        a_eq.append((row[inner], inner, np.full(len(inner), -1.0)))
+        a_eq.append((row[side], nodes + np.arange(edges), np.ones(edges)))
     first_stage = np.flatnonzero(flow.stage == 0)
-    equality.append((np.full(len(first_stage), 2 * nodes), first_stage, np.ones(len(first_stage))))
-    equality_rhs[-1] = 1.0
+    a_eq.append((np.full(len(first_stage), 2 * nodes), first_stage, np.ones(len(first_stage))))
+    b_eq[-1] = 1.0
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:
         row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
@@ -243,9 +243,7 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     cost = np.concatenate(
         [flow.compute_s, flow.delay_s, [microbatches, flow.headroom_penalty * microbatches]]
     )
-    return FlowLinearProgram(
-        cost, matrix(rows, count), matrix(equality, 2 * nodes + 1), equality_rhs, labels
-    )
+    return FlowLinearProgram(cost, matrix(a_ub, count), matrix(a_eq, 2 * nodes + 1), b_eq, kinds)
 
 
 def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
@@ -254,10 +252,10 @@ def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
     nodes, period = len(flow.stage), len(flow.stage) + len(flow.source)
     solution = linprog(
         program.cost,
-        A_ub=program.upper,
+        A_ub=program.a_ub,
         b_ub=np.zeros(len(program.rows)),
-        A_eq=program.equality,
-        b_eq=program.equality_rhs,
+        A_eq=program.a_eq,
+        b_eq=program.b_eq,
         method="highs",
     )
     if solution.status != 0:

@@ -39,16 +39,16 @@ def flow_model(flow: StageFlow, program: FlowLinearProgram, names: Sequence[str]
         ]
 
     entity_names = {RowKind.PAIR: pair, RowKind.SPARE: pair, RowKind.LINE: None}
-    for left, (kind, of) in zip(expressions(program.upper), program.rows, strict=True):
+    for lhs, (kind, index) in zip(expressions(program.a_ub), program.rows, strict=True):
         entity = entity_names.get(kind, names)
-        model += left <= 0, f"{kind}_{of if entity is None else entity[of]}"
+        model += lhs <= 0, f"{kind}_{index if entity is None else entity[index]}"
     equality_names = [f"{side}_{name}" for side in ("out", "in") for name in names] + ["all"]
-    for left, right, name in zip(
-        expressions(program.equality),
-        np.asarray(program.equality_rhs).tolist(),
+    for lhs, rhs, name in zip(
+        expressions(program.a_eq),
+        np.asarray(program.b_eq).tolist(),
         equality_names,
         strict=True,
     ):
-        if len(left):  # the last stage has no outgoing edges, the first no incoming ones
-            model += left == right, name
+        if len(lhs):  # the last stage has no outgoing edges, the first no incoming ones
+            model += lhs == rhs, name
     return model

@@ -39,38 +39,38 @@ def knapsack(limits: BandwidthLimits, total: float, min_contributors: int) -> Kn
     eligible = limits.problem.contributors & (limits.upload >= total)
     if limits.links is not None and limits.smallest_link < total:
         # contributor i sends every r_j through its own links: sum_j r_j <= sum_j min(cap_j, t_ij)
-        widest = np.maximum(cap_idle, cap_contributing)
-        through = np.minimum(limits.links, widest[None, :])
+        max_caps = np.maximum(cap_idle, cap_contributing)
+        through = np.minimum(limits.links, max_caps[None, :])
         np.fill_diagonal(through, cap_contributing)
         eligible &= through.sum(axis=1) >= total * (1 - 1e-12)
-    slack = float(cap_idle.sum()) - total
+    capacity = float(cap_idle.sum()) - total
     weight = np.where(eligible, cap_idle - cap_contributing, 0.0)
     value = limits.problem.samples_per_s
     free = eligible & (weight <= 0)
-    slack -= float(weight[free].sum())
-    if slack < -1e-12 * total or int(eligible.sum()) < min_contributors:
+    capacity -= float(weight[free].sum())
+    if capacity < -1e-12 * total or int(eligible.sum()) < min_contributors:
         return no_set
     costly = np.flatnonzero(eligible & (weight > 0))
     order = costly[np.argsort(-value[costly] / weight[costly], kind="stable")]
-    filled = np.cumsum(weight[order])
-    whole = int(np.searchsorted(filled, slack, side="right"))
+    cumulative_weight = np.cumsum(weight[order])
+    num_whole = int(np.searchsorted(cumulative_weight, capacity, side="right"))
     computes = free.copy()
-    computes[order[:whole]] = True
+    computes[order[:num_whole]] = True
     samples = float(value[computes].sum())
-    if whole < len(order):
-        used = float(filled[whole - 1]) if whole else 0.0
-        i = order[whole]
-        samples += float(value[i] * max(slack - used, 0.0) / weight[i])
+    if num_whole < len(order):
+        used = float(cumulative_weight[num_whole - 1]) if num_whole else 0.0
+        i = order[num_whole]
+        samples += float(value[i] * max(capacity - used, 0.0) / weight[i])
     return Knapsack(samples * (1 + 1e-12), computes)
 
 
 def caps_by_role(
-    limits: BandwidthLimits, total: float, min_contributors: int, highest: float | None = None
+    limits: BandwidthLimits, total: float, min_contributors: int, max_total: float | None = None
 ) -> tuple[Floats, Floats]:
     """Caps (N_i, A_i) of r_i at ``total`` without and with contributing.
 
     Download caps assume ``min_contributors`` contributors. A_i is 0 if the upload cannot carry the
-    peer's own gradients. With ``highest`` the caps hold for all total rates up to it.
+    peer's own gradients. With ``max_total`` the caps hold for all total rates up to it.
 
     Returns
     -------
@@ -85,8 +85,8 @@ def caps_by_role(
         cap_contributing = spare / (n - 2) if n > 2 else np.where(spare >= 0, np.inf, 0.0)
         if min_contributors > 2:
             cap_contributing = np.minimum(cap_contributing, room / (min_contributors - 2))
-    top = np.minimum(limits.max_reducer_rate, total if highest is None else highest)
+    max_cap = np.minimum(limits.max_reducer_rate, total if max_total is None else max_total)
     return (
-        np.clip(np.minimum(cap_idle, top), 0.0, None),
-        np.clip(np.minimum(cap_contributing, top), 0.0, None),
+        np.clip(np.minimum(cap_idle, max_cap), 0.0, None),
+        np.clip(np.minimum(cap_contributing, max_cap), 0.0, None),
     )

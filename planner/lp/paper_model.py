@@ -131,22 +131,22 @@ def _highs(model: Any) -> dict[str, float]:
     from scipy.sparse import csr_array
 
     variables = model.variables()
-    place = {v.name: k for k, v in enumerate(variables)}
+    column_of = {v.name: k for k, v in enumerate(variables)}
     entries, low, high = [], [], []
     constraints = model.constraints
     for row, constraint in enumerate(
         constraints() if callable(constraints) else constraints.values()
     ):
-        entries += [(row, place[v.name], w) for v, w in constraint.items()]
-        right = -float(constraint.constant)
-        low.append(right if constraint.sense >= 0 else -np.inf)
-        high.append(right if constraint.sense <= 0 else np.inf)
+        entries += [(row, column_of[v.name], w) for v, w in constraint.items()]
+        rhs = -float(constraint.constant)
+        low.append(rhs if constraint.sense >= 0 else -np.inf)
+        high.append(rhs if constraint.sense <= 0 else np.inf)
     rows, columns, values = zip(*entries, strict=True)
-    cost = np.zeros(len(variables))
+    objective = np.zeros(len(variables))
     for v, w in model.objective.items():
-        cost[place[v.name]] = -float(w)
+        objective[column_of[v.name]] = -float(w)
     solution = milp(
-        cost,
+        objective,
         integrality=np.array([v.cat == "Integer" for v in variables], dtype=float),
         bounds=Bounds(
             np.array([-np.inf if v.lowBound is None else v.lowBound for v in variables], float),
@@ -190,10 +190,10 @@ def build_paper_model(
     name = [str(i) for i in peers] if names is None else list(names)
     s, u, d = problem.samples_per_s, problem.upload_bytes_per_s, problem.download_bytes_per_s
     unit = max(float(d.max()), float(u.max()), 1e-300)
-    able = problem.contributors
-    big = [float(m / unit) for m in big_m(problem)]
+    eligible = problem.contributors
+    big_ms = [float(m / unit) for m in big_m(problem)]
     # unit of xi: the smaller of the steps per second computed by all and averaged by the fastest
-    xi_unit = min(float(s[able].sum()) / problem.batch_size, unit / problem.gradient_bytes)
+    xi_unit = min(float(s[eligible].sum()) / problem.batch_size, unit / problem.gradient_bytes)
     gradient = problem.gradient_bytes * xi_unit / unit
     model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
     # PuLP 4 makes variables with the model, earlier versions on their own
@@ -202,20 +202,20 @@ def build_paper_model(
     a = [[variable(f"a_{i}_{j}", lowBound=0) for j in name] for i in name]
     g = [[variable(f"g_{i}_{j}", lowBound=0) for j in name] for i in name]
     kind = pulp.LpBinary if binary else pulp.LpContinuous
-    c = [variable(f"c_{name[i]}", 0, 1 if able[i] else 0, kind) for i in peers]
+    c = [variable(f"c_{name[i]}", 0, 1 if eligible[i] else 0, kind) for i in peers]
     for i in peers:
         if not problem.can_aggregate[i]:
             for j in peers:
                 a[j][i].upBound = g[i][j].upBound = 0
     total = xi_unit * problem.batch_size
     model += xi
-    model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
+    model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if eligible[i]), "compute"
     for i in peers:
         model += gradient * xi <= pulp.lpSum(g[j][i] for j in peers), f"average_{name[i]}"
         for j in peers:
             for k in peers:
                 row = f"sender_{name[i]}_{name[j]}_{name[k]}"
-                model += g[i][j] <= a[k][i] + (1 - c[k]) * big[i], row
+                model += g[i][j] <= a[k][i] + (1 - c[k]) * big_ms[i], row
         model += (
             pulp.lpSum(a[j][i] + g[j][i] for j in peers if j != i) <= float(d[i] / unit),
             f"download_{name[i]}",

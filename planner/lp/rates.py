@@ -39,19 +39,19 @@ class ReducerRates(NamedTuple):
     rates: Floats
 
 
-def satisfies_pair_limits(limits: BandwidthLimits, contributes: Bools, rates: Floats) -> bool:
+def satisfies_pair_limits(limits: BandwidthLimits, computes: Bools, rates: Floats) -> bool:
     """Whether the rates satisfy every pair limit.
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
     """
     if limits.links is None:
         return True
-    used = np.where(contributes[:, None], rates[None, :] + rates[:, None], rates[:, None])
+    used = np.where(computes[:, None], rates[None, :] + rates[:, None], rates[:, None])
     np.fill_diagonal(used, 0.0)
     return bool((used <= limits.links * (1 + TOLERANCE)).all())
 
@@ -75,35 +75,33 @@ def water_fill(caps: Floats, total: float) -> Floats:
     prefix_sum = np.concatenate(([0.0], np.cumsum(ascending)[:-1]))
     levels = (total - prefix_sum) / np.arange(n, 0, -1)
     feasible = np.flatnonzero(levels <= ascending)
-    even: Floats = np.minimum(caps, levels[feasible[0]]) if len(feasible) else caps.copy()
-    return even
+    rates: Floats = np.minimum(caps, levels[feasible[0]]) if len(feasible) else caps.copy()
+    return rates
 
 
-def best_rates(
-    limits: BandwidthLimits, contributes: Bools, at_most: float = np.inf
-) -> ReducerRates:
-    """The largest total rate R, up to ``at_most``, with the contributors ``contributes``.
+def best_rates(limits: BandwidthLimits, computes: Bools, max_total: float = np.inf) -> ReducerRates:
+    """The largest total rate R, up to ``max_total``, with the contributors ``computes``.
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
     """
-    total = float(limits.max_total_rate(contributes[None, :], at_most)[0])
+    total = float(limits.max_total_rate(computes[None, :], max_total)[0])
     if total <= 0 or not np.isfinite(total):
         return ReducerRates(0.0, 0.0, np.zeros(limits.n))
-    rates = even_rates(limits, contributes, total)
-    if satisfies_pair_limits(limits, contributes, rates):
+    rates = even_rates(limits, computes, total)
+    if satisfies_pair_limits(limits, computes, rates):
         return ReducerRates(total, total, rates)
-    return solve_rates(limits, contributes, total, rates)
+    return solve_rates(limits, computes, total, rates)
 
 
-def even_rates(limits: BandwidthLimits, contributes: Bools, total: float) -> Floats:
+def even_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
     """The most even rates that sum to ``total``, ignoring pair limits between two rates.
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
 
     Returns
@@ -111,12 +109,12 @@ def even_rates(limits: BandwidthLimits, contributes: Bools, total: float) -> Flo
     ndarray
         ``float[n]``, bytes per second.
     """
-    caps, _ = limits.caps(contributes[None, :], np.array([total]))
+    caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = np.zeros(limits.n)
-    if contributes.sum() == 1:
+    if computes.sum() == 1:
         # a single contributor must sum at least what it cannot download
-        lone = contributes & limits.can_reduce
-        floor[lone] = np.maximum(total - limits.download[lone], 0.0)
+        single = computes & limits.can_reduce
+        floor[single] = np.maximum(total - limits.download[single], 0.0)
     if not floor.any():
         return water_fill(caps[0], total)
     i = int(np.argmax(floor))
@@ -128,38 +126,38 @@ def even_rates(limits: BandwidthLimits, contributes: Bools, total: float) -> Flo
 
 
 def solve_rates(
-    limits: BandwidthLimits, contributes: Bools, at_most: float, start: Floats
+    limits: BandwidthLimits, computes: Bools, max_total: float, initial_rates: Floats
 ) -> ReducerRates:
-    """Solve the LP, scaled so that ``at_most`` is 1, adding violated pair rows lazily.
+    """Solve the LP, scaled so that ``max_total`` is 1, adding violated pair rows lazily.
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, diags_array, hstack, vstack
 
-    n, c = limits.n, contributes.astype(np.float64)
+    n, c = limits.n, computes.astype(np.float64)
     assert limits.links is not None
     # limits larger than R = 1 can use are capped
-    links = np.minimum(limits.links / at_most, 4.0)
+    links = np.minimum(limits.links / max_total, 4.0)
     np.fill_diagonal(links, np.inf)
     ones = np.ones((n, 1))
-    rows = vstack(
+    base_rows = vstack(
         [
             hstack([diags_array(n - 1.0 - c), csr_array(c[:, None])]),
             hstack([diags_array(c.sum() - c - 1.0), csr_array(ones)]),
         ],
         format="csr",
     )
-    right = np.minimum(np.concatenate([limits.upload, limits.download]) / at_most, 4.0 * n)
-    equal = csr_array(np.append(np.ones(n), -1.0)[None, :])
-    highest = np.append(np.minimum(limits.max_reducer_rate / at_most, 1.0), 1.0)
-    lowest = np.zeros(n + 1)
-    gain = np.append(np.zeros(n), 1.0)
+    base_rhs = np.minimum(np.concatenate([limits.upload, limits.download]) / max_total, 4.0 * n)
+    a_eq = csr_array(np.append(np.ones(n), -1.0)[None, :])
+    upper = np.append(np.minimum(limits.max_reducer_rate / max_total, 1.0), 1.0)
+    lower = np.zeros(n + 1)
+    objective = np.append(np.zeros(n), 1.0)
     pairs = np.zeros((0, 2), dtype=np.int64)
-    rates, solution = start / at_most, None
+    rates, solution = initial_rates / max_total, None
     while True:
         used = c[:, None] * rates[None, :] + rates[:, None]
         np.fill_diagonal(used, 0.0)
@@ -169,40 +167,40 @@ def solve_rates(
         if solution is not None and not len(new_pairs):
             break
         pairs = np.concatenate([pairs, new_pairs])
-        count = np.arange(len(pairs))
+        row = np.arange(len(pairs))
         pair_rows = csr_array(
             (
                 np.concatenate([np.ones(len(pairs)), c[pairs[:, 0]]]),
-                (np.concatenate([count, count]), np.concatenate([pairs[:, 0], pairs[:, 1]])),
+                (np.concatenate([row, row]), np.concatenate([pairs[:, 0], pairs[:, 1]])),
             ),
             shape=(len(pairs), n + 1),
         )
-        matrix = vstack([rows, pair_rows], format="csr")
-        limit = np.concatenate([right, links[pairs[:, 0], pairs[:, 1]]])
+        a_ub = vstack([base_rows, pair_rows], format="csr")
+        b_ub = np.concatenate([base_rhs, links[pairs[:, 0], pairs[:, 1]]])
         solution = linprog(
-            -gain,
-            A_ub=matrix,
-            b_ub=limit,
-            A_eq=equal,
+            -objective,
+            A_ub=a_ub,
+            b_ub=b_ub,
+            A_eq=a_eq,
             b_eq=[0.0],
-            bounds=np.column_stack([lowest, highest]),
+            bounds=np.column_stack([lower, upper]),
             method="highs",
         )
         if solution.status != 0:
             # all rates 0 satisfy it: the solver has failed, and proves nothing
-            rates = start * min(1.0, max_scale(limits.problem, contributes, start))
-            return ReducerRates(float(rates.sum()), at_most, rates)
+            rates = initial_rates * min(1.0, max_scale(limits.problem, computes, initial_rates))
+            return ReducerRates(float(rates.sum()), max_total, rates)
         rates = np.maximum(solution.x[:n], 0.0)
     # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
     y = np.maximum(-solution.ineqlin.marginals, 0.0)
-    reduced = gain - matrix.T @ y + solution.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
-    bound = float(y @ limit + np.maximum(reduced, 0.0) @ highest)
-    rates = rates * at_most
-    rates = rates * min(1.0, max_scale(limits.problem, contributes, rates))
-    return ReducerRates(float(rates.sum()), min(bound * at_most, at_most), rates)
+    reduced = objective - a_ub.T @ y + solution.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
+    bound = float(y @ b_ub + np.maximum(reduced, 0.0) @ upper)
+    rates = rates * max_total
+    rates = rates * min(1.0, max_scale(limits.problem, computes, rates))
+    return ReducerRates(float(rates.sum()), min(bound * max_total, max_total), rates)
 
 
-def max_scale(problem: AveragingProblem, contributes: Bools, rates: Floats) -> float:
+def max_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> float:
     """The largest factor by which all rates can be scaled within the limits.
 
     All limits are homogeneous in r, so that the factor is the smallest ratio of limit and use; it
@@ -210,34 +208,34 @@ def max_scale(problem: AveragingProblem, contributes: Bools, rates: Floats) -> f
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
     rates
         ``float[n]``, r_i in bytes per second.
     """
     scale = np.inf
     for limit, used in (
-        (problem.upload_bytes_per_s, problem.upload_of(rates, contributes)),
-        (problem.download_bytes_per_s, problem.download_of(rates, contributes)),
-        (problem.link_bytes_per_s, problem.link_of(rates, contributes)),
+        (problem.upload_bytes_per_s, problem.upload_of(rates, computes)),
+        (problem.download_bytes_per_s, problem.download_of(rates, computes)),
+        (problem.link_bytes_per_s, problem.link_of(rates, computes)),
     ):
         if limit is not None:
-            busy = used > 0
-            if busy.any():
-                scale = min(scale, float((limit[busy] / used[busy]).min()))
-    if (rates[~problem.can_aggregate] > 0).any() or contributes[~problem.contributors].any():
+            positive = used > 0
+            if positive.any():
+                scale = min(scale, float((limit[positive] / used[positive]).min()))
+    if (rates[~problem.can_aggregate] > 0).any() or computes[~problem.contributors].any():
         return 0.0
     return scale
 
 
-def attained_rates(problem: AveragingProblem, contributes: Bools, shares: Floats) -> Floats:
+def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -> Floats:
     """Maximum rates r_i = shares_i R for fixed shares and contributors.
 
     This is what an executor with these shares attains; eq. 6 does not determine it.
 
     Parameters
     ----------
-    contributes
+    computes
         ``bool[n]``, the contributors.
     shares
         ``float[n]``, fractions of the vector.
@@ -247,7 +245,7 @@ def attained_rates(problem: AveragingProblem, contributes: Bools, shares: Floats
     ndarray
         ``float[n]``, bytes per second.
     """
-    scale = max_scale(problem, contributes, shares)
+    scale = max_scale(problem, computes, shares)
     rates: Floats = shares * scale if np.isfinite(scale) else np.zeros(len(shares))
     return rates
 

@@ -120,13 +120,13 @@ def _greedy_transport(supply: Floats, demand: Floats, capacity: Floats) -> Float
         if total <= 0 or demand[j] <= 0:
             continue
         # take from the sources with the largest remaining supply, down to a common level
-        share = cap if total <= demand[j] else _from_the_fullest(remaining, cap, float(demand[j]))
+        share = cap if total <= demand[j] else _take_from_largest(remaining, cap, float(demand[j]))
         g[:, j] = share
         remaining -= share
     return g
 
 
-def _from_the_fullest(remaining: Floats, cap: Floats, demand: float) -> Floats:
+def _take_from_largest(remaining: Floats, cap: Floats, demand: float) -> Floats:
     """Amounts ``clip(remaining - level, 0, cap)`` that sum to ``demand``."""
     levels = np.sort(np.concatenate([remaining, remaining - cap]))
     totals = np.clip(remaining[None, :] - levels[:, None], 0.0, cap).sum(axis=1)

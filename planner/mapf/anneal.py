@@ -233,26 +233,26 @@ def propose(
     steps = current.begin.shape[1]
     b, k = step_index // steps, step_index % steps
     shares, tail_weight = cycle.shares, cycle.tail_weight
-    kind = next_unit(rng_state)
-    edge = shares.overtake
-    if kind < edge:
+    draw = next_unit(rng_state)
+    cumulative_share = shares.overtake
+    if draw < cumulative_share:
         return b if overtake(current, candidate.offset, step_index, tail_weight) else -1
-    edge += shares.perturb
-    if kind < edge:
+    cumulative_share += shares.perturb
+    if draw < cumulative_share:
         candidate.offset[b, k] += cycle.jitter * (2.0 * next_unit(rng_state) - 1.0)
         return int(b)
-    edge += shares.reset
-    if kind < edge:
+    cumulative_share += shares.reset
+    if draw < cumulative_share:
         candidate.offset[b, k] = 0.0 if tail_weight >= 0.0 else current.ready[b, k]
         return int(b)
-    edge += shares.device
-    if kind < edge:
+    cumulative_share += shares.device
+    if draw < cumulative_share:
         return change_device(rules, counts, candidate.paths, b, rng_state)
-    edge += shares.stage
-    if kind < edge:
+    cumulative_share += shares.stage
+    if draw < cumulative_share:
         return change_stage(rules, counts, candidate.paths, b, rng_state)
-    edge += shares.exchange
-    if kind < edge:
+    cumulative_share += shares.exchange
+    if draw < cumulative_share:
         return exchange_paths(candidate.paths, b, rng_state)
     return change_order(rules, candidate.paths, b, rng_state)
 
@@ -290,8 +290,8 @@ def try_device_exchange(annealing: AnnealingState, step_index: int) -> tuple[int
     )
     if other_role < 0:
         return -1, -1
-    leaves = current.device_of[other_role] == context.devices.vacant
-    if leaves and not empty_role(
+    is_vacant = current.device_of[other_role] == context.devices.vacant
+    if is_vacant and not empty_role(
         context.rules, annealing.counts, candidate.paths, role, annealing.rng_state
     ):
         recount(annealing.counts, context.rules.stage, current.paths)
@@ -304,9 +304,9 @@ def try_device_exchange(annealing: AnnealingState, step_index: int) -> tuple[int
 
 
 @kernel
-def revert_device_exchange(annealing: AnnealingState, one: int, other: int) -> None:
+def revert_device_exchange(annealing: AnnealingState, role: int, other_role: int) -> None:
     """Exchange the devices of two roles back."""
-    exchange_devices(annealing.context, annealing.current.device_of, one, other)
+    exchange_devices(annealing.context, annealing.current.device_of, role, other_role)
     recount(annealing.counts, annealing.context.rules.stage, annealing.current.paths)
     copy_rows(annealing.current, annealing.candidate)
 
@@ -336,7 +336,7 @@ def update_counts(
 
 
 @kernel
-def keep_best(annealing: AnnealingState) -> None:
+def update_best(annealing: AnnealingState) -> None:
     """Make ``best`` a copy of ``current``."""
     copy_rows(annealing.current, annealing.best)
     copy_times(annealing.current, annealing.best)
@@ -397,12 +397,12 @@ def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> 
         # Metropolis with the threshold drawn first, so that scheduling can stop early
         threshold = cost - temperature * np.log(1.0 - next_unit(rng_state))
         # stage 0 runs the first F and the last B of all stages, then its averaging round
-        closing = trial_rounds[0] if len(trial_rounds) > 0 else 0.0
+        round_s = trial_rounds[0] if len(trial_rounds) > 0 else 0.0
         span = compute_schedule(
             data,
             candidate,
             tail_weight,
-            threshold - mean_weight * LEAST_MEAN_RATIO * mean - closing,
+            threshold - mean_weight * LEAST_MEAN_RATIO * mean - round_s,
         )
         new_mean = mean_end(data, candidate) if span < INFINITE_S else mean
         value = objective(data, rules, candidate, trial_rounds, span)
@@ -428,5 +428,5 @@ def anneal(annealing: AnnealingState, cycle: CycleParams, best_value: float) -> 
         critical_count = critical_path(data, current, span, critical)
         if value < best_value:
             best_value = value
-            keep_best(annealing)
+            update_best(annealing)
     return best_value

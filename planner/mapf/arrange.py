@@ -1,4 +1,4 @@
-"""`arrange_paths`: joint search over arrangement and paths; SkipPipe decides them in turn (3.2).
+"""`arrange_paths`: joint search over arrangement and paths; SkipPipe decides one after the other.
 
 Simulated annealing as for paths alone, with moves that exchange the devices of two roles, then a
 search over the paths of the best arrangement.
@@ -30,7 +30,7 @@ from planner.problems.quantities import instance_of
 from planner.search.arrays import Floats, Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, StopRun, started
+from planner.search.stop import SearchRun, StoppingCriterion, started
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,19 @@ def arrange_paths(
     instance_of(ArrangedPathProblem, problem)
     started(stop)  # validate before the kernels are compiled
     compile_kernels()
-    initial = [] if first is None else [_groups(first)]
-    arrays, reason = _first_possible(problem, itertools.chain(initial, _arrangements(problem)))
+    initial = [] if first is None else [_validated_groups(first)]
+    arrays, reason = _first_feasible(
+        problem, itertools.chain(initial, _initial_arrangements(problem))
+    )
     run = started(stop, steps_per_effort(arrays))
-    best = _Arranged(
+    best = _ArrangementIncumbent(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
         run,
         problem,
         seed=seed,
     )
     if reason is not None:
-        if _never_possible(problem):
+        if _is_infeasible(problem):
             return _answer(problem, best, best.without_plan(Status.INFEASIBLE, reason))
         why = f"on the first arrangement {reason}"
         return _answer(problem, best, best.without_plan(Status.UNKNOWN, why))
@@ -126,7 +128,7 @@ def arrange_paths(
     return _answer(problem, best, best.result())
 
 
-class _Arranged(PathIncumbent):
+class _ArrangementIncumbent(PathIncumbent):
     """Incumbent by the problem's objective, which need not be the makespan."""
 
     problem: ArrangedPathProblem
@@ -141,7 +143,7 @@ class _Arranged(PathIncumbent):
         return super().offer_schedule(paths, begin, value, devices)
 
 
-def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
+def _validated_groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
     try:
         return [list(group) for group in first]
     except TypeError:
@@ -153,12 +155,14 @@ def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
 def _search(
     problem: ArrangedPathProblem,
     best: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
     params: ArrangeParams,
 ) -> None:
     averaging = StageAveragingSpans.of(problem)
-    search = PathSearch(best.arrays, best, seed, params.search, _device_numbers(problem), averaging)
+    search = PathSearch(
+        best.arrays, best, seed, params.search, _device_stage_data(problem), averaging
+    )
     while run.check() is None and best.arrays.path_stages > 1:
         for share in (params.explore_share, params.rearrange_share):
             if run.paced_by_time:
@@ -168,17 +172,17 @@ def _search(
                 search.run(iterations=math.ceil(share * iterations_left))
             search.intensify = True
         if run.check() is None:
-            _paths_alone(problem, best, run, seed)
+            _improve_paths(problem, best, run, seed)
 
 
-def _first_possible(
+def _first_feasible(
     problem: ArrangedPathProblem, candidates: Iterator[list[list[int]]]
 ) -> tuple[PathArrays, str | None]:
     """The first arrangement that has paths; if there is none, the first one and the reason."""
     first: tuple[PathArrays, str] | None = None
     for groups in candidates:
         arrays = PathArrays.of(problem.arranged(groups))
-        reason = arrays.impossible()
+        reason = arrays.infeasibility()
         if reason is None:
             return arrays, None
         first = first or (arrays, reason)
@@ -186,35 +190,41 @@ def _first_possible(
     return first
 
 
-def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
+def _initial_arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
     """Initial arrangements: the devices with the most memory are start devices.
 
     The others are assigned round robin, then so that each stage in turn picks the device with the
     most memory for it, for several orders of the stages.
     """
-    order = np.argsort(-problem.memory[0], kind="stable").tolist()
-    start, others = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
+    devices = np.argsort(-problem.memory[0], kind="stable").tolist()
+    start, others = devices[: problem.stage_sizes[0]], devices[problem.stage_sizes[0] :]
     stages = range(1, len(problem.stage_sizes))
-    yield _dealt(problem, start, others)
+    yield _round_robin(problem, start, others)
     yield from (
-        _roomiest(problem, start, others, list(turn))
-        for turn in (stages, reversed(stages), sorted(stages, key=lambda s: problem.stage_sizes[s]))
+        _pick_by_memory(problem, start, others, list(stage_order))
+        for stage_order in (
+            stages,
+            reversed(stages),
+            sorted(stages, key=lambda s: problem.stage_sizes[s]),
+        )
     )
     if not problem.fixed_sizes:
-        yield _balanced(problem, start, others)
+        yield _balance_memory(problem, start, others)
     # devices with much memory for later stages should not be start devices
     least = 1 if problem.live_memory else problem.microbatches_per_start
     eligible = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
     if len(eligible) >= len(start):
-        elsewhere = problem.memory[1:].max(axis=0, initial=0)
-        start = sorted(eligible, key=lambda d: (int(elsewhere[d]), d))[: len(start)]
+        later_memory = problem.memory[1:].max(axis=0, initial=0)
+        start = sorted(eligible, key=lambda d: (int(later_memory[d]), d))[: len(start)]
         others = [d for d in range(len(problem)) if d not in start]
-        yield _roomiest(problem, start, others, list(stages))
+        yield _pick_by_memory(problem, start, others, list(stages))
         if not problem.fixed_sizes:
-            yield _balanced(problem, start, others)
+            yield _balance_memory(problem, start, others)
 
 
-def _dealt(problem: ArrangedPathProblem, start: list[int], others: list[int]) -> list[list[int]]:
+def _round_robin(
+    problem: ArrangedPathProblem, start: list[int], others: list[int]
+) -> list[list[int]]:
     """Assign the other devices to stages round robin."""
     groups: list[list[int]] = [start, *([] for _ in problem.stage_sizes[1:])]
     to_assign = iter(others)
@@ -226,14 +236,14 @@ def _dealt(problem: ArrangedPathProblem, start: list[int], others: list[int]) ->
     return groups
 
 
-def _roomiest(
-    problem: ArrangedPathProblem, start: list[int], others: list[int], turn: list[int]
+def _pick_by_memory(
+    problem: ArrangedPathProblem, start: list[int], others: list[int], stage_order: list[int]
 ) -> list[list[int]]:
-    """Stages pick in the order ``turn``, repeatedly, the device with the most memory for them."""
+    """Stages pick in the given order, repeatedly, the device with the most memory for them."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
     unassigned = list(others)
     while unassigned:
-        for s in turn:
+        for s in stage_order:
             if unassigned and len(groups[s]) < problem.stage_sizes[s]:
                 d = max(unassigned, key=lambda d: (int(problem.memory[s, d]), -d))
                 groups[s].append(d)
@@ -241,7 +251,9 @@ def _roomiest(
     return groups
 
 
-def _balanced(problem: ArrangedPathProblem, start: list[int], others: list[int]) -> list[list[int]]:
+def _balance_memory(
+    problem: ArrangedPathProblem, start: list[int], others: list[int]
+) -> list[list[int]]:
     """Free stage sizes: the stage with the least memory repeatedly picks its largest device."""
     groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
     unassigned, capacity = list(others), [0] * len(groups)
@@ -257,7 +269,7 @@ def _balanced(problem: ArrangedPathProblem, start: list[int], others: list[int])
     return groups
 
 
-def _never_possible(problem: ArrangedPathProblem) -> bool:
+def _is_infeasible(problem: ArrangedPathProblem) -> bool:
     """Whether TC1 rules out every arrangement, not only the one tried."""
     min_memory = 1 if problem.live_memory else problem.microbatches_per_start
     too_few_starts = int((problem.memory[0] >= min_memory).sum()) < problem.stage_sizes[0]
@@ -265,56 +277,59 @@ def _never_possible(problem: ArrangedPathProblem) -> bool:
     return too_few_starts or (equal_memory and problem.fixed_sizes)
 
 
-def _device_numbers(problem: ArrangedPathProblem) -> DeviceStageData:
+def _device_stage_data(problem: ArrangedPathProblem) -> DeviceStageData:
     """`PathArrays` data of every device on every stage."""
     count = problem.stage_sizes[0] * problem.microbatches_per_start
     capacity = np.minimum(problem.memory, count)
     memory = np.full_like(problem.memory, count)
     if problem.live_memory:
         capacity, memory = np.where(problem.memory > 0, count, 0), capacity
-    none = ((0, 0), (0, 1))
+    padding = ((0, 0), (0, 1))
     return DeviceStageData(
         np.pad(problem.transfer_s, (0, 1)),
         np.zeros((0, 0)) if problem.link_s is None else np.pad(problem.link_s, (0, 1)),
-        np.pad(problem.forward_s, none),
-        np.pad(problem.backward_s, none),
-        np.pad(np.tile(problem.head_s, (len(problem.stage_sizes), 1)), none),
-        np.pad(memory.astype(np.int64), none),
-        np.pad(capacity.astype(np.int64), none),
+        np.pad(problem.forward_s, padding),
+        np.pad(problem.backward_s, padding),
+        np.pad(np.tile(problem.head_s, (len(problem.stage_sizes), 1)), padding),
+        np.pad(memory.astype(np.int64), padding),
+        np.pad(capacity.astype(np.int64), padding),
         len(problem),
     )
 
 
-def _arrangement(best: PathIncumbent, devices: int) -> list[list[int]]:
+def _groups_of(best: PathIncumbent, devices: int) -> list[list[int]]:
     """Devices per stage, in the order of their roles."""
-    t = best.arrays
-    roles = [t.members[t.stage_ptr[s] : t.stage_ptr[s + 1]] for s in range(len(t.min_visits))]
-    return [[d for d in best.device_of[group].tolist() if d != devices] for group in roles]
+    arrays = best.arrays
+    roles_of_stage = [
+        arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]]
+        for s in range(len(arrays.min_visits))
+    ]
+    return [[d for d in best.device_of[group].tolist() if d != devices] for group in roles_of_stage]
 
 
 def _role_of(device_of: Ints, devices: int) -> Ints:
     """The role of each device."""
     role = np.empty(devices, dtype=np.int64)
-    filled = np.flatnonzero(device_of != devices)
-    role[device_of[filled]] = filled
+    occupied = np.flatnonzero(device_of != devices)
+    role[device_of[occupied]] = occupied
     return role
 
 
-def _paths_alone(
-    problem: ArrangedPathProblem, best: PathIncumbent, run: StopRun, seed: int
+def _improve_paths(
+    problem: ArrangedPathProblem, best: PathIncumbent, run: SearchRun, seed: int
 ) -> None:
     """Improve the paths with the best arrangement fixed."""
-    arranged = problem.arranged(_arrangement(best, len(problem)))
+    path_problem = problem.arranged(_groups_of(best, len(problem)))
     inner = inner_run(run, 1.0)
-    incumbent = PathIncumbent(PathArrays.of(arranged), inner, arranged, seed=seed)
+    incumbent = PathIncumbent(PathArrays.of(path_problem), inner, path_problem, seed=seed)
     device_of = best.device_of
-    rows = device_of[best.paths]
-    ends = best.starts[:, -1] + incumbent.arrays.backward[rows[:, 0]]
-    incumbent.offer_schedule(rows, best.starts, float(ends.max()))
+    paths = device_of[best.paths]
+    ends = best.starts[:, -1] + incumbent.arrays.backward[paths[:, 0]]
+    incumbent.offer_schedule(paths, best.starts, float(ends.max()))
     search = PathSearch(incumbent.arrays, incumbent, seed)
     search.intensify = True
     try:
-        improve(search, ExactSolver(arranged, incumbent.arrays, incumbent, seed), inner)
+        improve(search, ExactSolver(path_problem, incumbent.arrays, incumbent, seed), inner)
     finally:
         roles = _role_of(device_of, len(problem))
         best.offer_schedule(
@@ -329,16 +344,16 @@ def _answer(
     """The result with roles replaced by devices."""
     if best.plan is None:
         return result
-    groups = _arrangement(best, len(problem))
+    groups = _groups_of(best, len(problem))
     arrays = PathArrays.of(problem.arranged(groups))
     plan = build_plan(arrays, best.device_of[best.paths], best.starts)
-    return replace(result, plan=_in_order(groups, plan, problem.microbatches_per_start))
+    return replace(result, plan=_canonical(groups, plan, problem.microbatches_per_start))
 
 
-def _in_order(groups: list[list[int]], plan: PathPlan, per_start: int) -> ArrangedPathPlan:
+def _canonical(groups: list[list[int]], plan: PathPlan, per_start: int) -> ArrangedPathPlan:
     """Sort the groups and number microbatches by the sorted devices of stage 0."""
     order = sorted(range(len(plan.paths)), key=lambda b: (plan.paths[b][0], b % per_start))
-    name = {b: k for k, b in enumerate(order)}
-    ops = [PathOp(name[op.microbatch], *op[1:]) for op in plan.ops]
+    new_index = {b: k for k, b in enumerate(order)}
+    ops = [PathOp(new_index[op.microbatch], *op[1:]) for op in plan.ops]
     paths = PathPlan.of([plan.paths[b] for b in order], ops)
     return ArrangedPathPlan(tuple(tuple(sorted(group)) for group in groups), paths)

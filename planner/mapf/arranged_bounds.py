@@ -48,16 +48,16 @@ def _start_s(problem: ArrangedPathProblem) -> float:
     np.fill_diagonal(transfers, math.inf)
     busy = problem.forward_s + problem.backward_s
     spans = []
-    elsewhere = busy[1:].min(axis=0, initial=math.inf)
+    least_busy_s = busy[1:].min(axis=0, initial=math.inf)
     for d in range(n):
         memory = int(problem.memory[0, d]) if problem.live_memory else per_start
         if problem.memory[0, d] < (1 if problem.live_memory else per_start):
             continue
-        walk = np.full(n, math.inf)
-        walk[d] = 0.0
+        walk_s = np.full(n, math.inf)
+        walk_s[d] = 0.0
         for _ in range(problem.path_stages - 1):
-            walk = (walk[:, None] + transfers).min(axis=0) + elsewhere
-        return_s = float((walk + np.where(np.arange(n) == d, 0.0, transfers[:, d])).min())
+            walk_s = (walk_s[:, None] + transfers).min(axis=0) + least_busy_s
+        return_s = float((walk_s + np.where(np.arange(n) == d, 0.0, transfers[:, d])).min())
         busy_s = float(busy[0, d] + problem.head_s[d])
         f, h, b = problem.forward_s[0, d], problem.head_s[d], problem.backward_s[0, d]
         spans.append(turnover_s(float(f), float(h), float(b), memory, per_start, return_s + busy_s))

@@ -77,17 +77,21 @@ class PathArrays:
         else:
             capacity = np.minimum(problem.memory, count)
             memory = np.full(len(problem), count, dtype=np.int64)
-        low, high = problem.visits
-        min_visits = np.full(len(groups), low, dtype=np.int64)
+        fewest, most = problem.visits
+        min_visits = np.full(len(groups), fewest, dtype=np.int64)
         max_visits = np.array(
-            [min(high, int(capacity[list(g)].sum())) for g in groups], dtype=np.int64
+            [min(most, int(capacity[list(g)].sum())) for g in groups], dtype=np.int64
         )
         min_visits[0] = max_visits[0] = count
         link = np.zeros((0, 0)) if problem.link_s is None else problem.link_s
         # kernels are compiled for read-only arrays, as the problem's arrays are
         link.setflags(write=False)
-        cap = problem.max_total_swaps
-        swaps = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
+        max_total_swaps = problem.max_total_swaps
+        swaps = (
+            problem.max_swaps
+            if max_total_swaps is None
+            else min(max_total_swaps, problem.max_swaps)
+        )
         return cls(
             problem.transfer_s,
             link,
@@ -104,36 +108,36 @@ class PathArrays:
             max_visits,
             problem.path_stages,
             swaps,
-            count * swaps if cap is None else min(cap, count * swaps),
+            count * swaps if max_total_swaps is None else min(max_total_swaps, count * swaps),
         )
 
     def with_vacancies(self, extra: int) -> PathArrays:
         """Arrays with ``extra`` vacant roles added to every stage but the first."""
         stages = len(self.min_visits)
         stage = np.concatenate([self.stage, np.repeat(np.arange(1, stages), extra)])
-        added = len(stage) - len(self.stage)
+        num_added = len(stage) - len(self.stage)
         members = np.argsort(stage, kind="stable")
-        first = np.searchsorted(stage[members], np.arange(stages + 1))
+        stage_ptr = np.searchsorted(stage[members], np.arange(stages + 1))
         # roles keep the order of a stage's devices, vacant ones last
         for s in range(stages):
             group = self.members[self.stage_ptr[s] : self.stage_ptr[s + 1]]
-            members[first[s] : first[s] + len(group)] = group
+            members[stage_ptr[s] : stage_ptr[s] + len(group)] = group
         return replace(
             self,
-            transfer=np.pad(self.transfer, (0, added)),
-            link=np.pad(self.link, (0, added if self.queueing else 0)),
-            forward=np.pad(self.forward, (0, added)),
-            backward=np.pad(self.backward, (0, added)),
-            head=np.pad(self.head, (0, added)),
+            transfer=np.pad(self.transfer, (0, num_added)),
+            link=np.pad(self.link, (0, num_added if self.queueing else 0)),
+            forward=np.pad(self.forward, (0, num_added)),
+            backward=np.pad(self.backward, (0, num_added)),
+            head=np.pad(self.head, (0, num_added)),
             stage=stage,
             members=members,
-            stage_ptr=first,
-            capacity=np.pad(self.capacity, (0, added)),
-            memory=np.pad(self.memory, (0, added)),
+            stage_ptr=stage_ptr,
+            capacity=np.pad(self.capacity, (0, num_added)),
+            memory=np.pad(self.memory, (0, num_added)),
         )
 
-    def impossible(self) -> str | None:
-        """The reason why no paths exist (CC3 with TC1), or None; exact.
+    def infeasibility(self) -> str | None:
+        """Why no paths exist (CC3 with TC1), or None; exact.
 
         Visits per stage that add up to all visits, none above the number of microbatches, can
         always be distributed so that every path visits a stage at most once, and ascending stages
@@ -156,16 +160,16 @@ class PathArrays:
             return f"{visits} visits are needed, memory allows {self.max_visits[1:].sum()}"
         return None
 
-    def shares(self) -> Ints:
+    def visits_per_stage(self) -> Ints:
         """Visits per stage; stages with more spare memory get the remainder."""
-        share = self.min_visits.copy()
-        visits_left = self.microbatches * (self.path_stages - 1) - int(share[1:].sum())
+        visits = self.min_visits.copy()
+        visits_left = self.microbatches * (self.path_stages - 1) - int(visits[1:].sum())
         spare = [
             int(self.capacity[self.members[self.stage_ptr[s] : self.stage_ptr[s + 1]]].sum())
-            for s in range(len(share))
+            for s in range(len(visits))
         ]
-        for s in sorted(range(1, len(share)), key=lambda s: (-spare[s], s)):
-            if visits_left > 0 and share[s] < self.max_visits[s]:
-                share[s] += 1
+        for s in sorted(range(1, len(visits)), key=lambda s: (-spare[s], s)):
+            if visits_left > 0 and visits[s] < self.max_visits[s]:
+                visits[s] += 1
                 visits_left -= 1
-        return share
+        return visits

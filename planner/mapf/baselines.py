@@ -41,10 +41,10 @@ def straight_paths(problem: PathProblem, arrays: PathArrays) -> Ints:
 def _even_slots(arrays: PathArrays, group: list[int]) -> Ints:
     """One device per microbatch, as evenly as TC1 allows."""
     slots: list[int] = []
-    turn = 1
+    visit = 1
     while len(slots) < arrays.microbatches:
-        slots += [d for d in group if arrays.capacity[d] >= turn]
-        turn += 1
+        slots += [d for d in group if arrays.capacity[d] >= visit]
+        visit += 1
     return np.array(slots[: arrays.microbatches], dtype=np.int64)
 
 

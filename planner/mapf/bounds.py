@@ -42,16 +42,16 @@ def shortest_chain_s(arrays: PathArrays, start: int) -> float:
     plain[0, start] = 0.0
     for _ in range(arrays.path_stages - 1):
         swapped = np.full_like(plain, math.inf)
-        swapped[1:] = _step(wide, down)[:-1]
+        swapped[1:] = _extend(wide, down)[:-1]
         # after a swap the highest stage visited is one above the current one
-        further = np.minimum(_step(plain, up2), _step(back, up3))
-        plain = np.minimum(_step(plain, up1), _step(back, up2)) + busy
+        further = np.minimum(_extend(plain, up2), _extend(back, up3))
+        plain = np.minimum(_extend(plain, up1), _extend(back, up2)) + busy
         wide, back = further + busy, swapped + busy
-    home = float((np.minimum(plain, back) + round_trip[:, start]).min())
-    return float(home + busy[start] + arrays.head[start])
+    round_trips = float((np.minimum(plain, back) + round_trip[:, start]).min())
+    return float(round_trips + busy[start] + arrays.head[start])
 
 
-def _step(cost: Floats, arcs: Floats) -> Floats:
+def _extend(cost: Floats, arcs: Floats) -> Floats:
     """Least cost at every device after one more arc."""
     shortest: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
     return shortest
@@ -67,7 +67,7 @@ def simple_bound(arrays: PathArrays) -> PathBound:
     """
     starts = list(dict.fromkeys(arrays.starts.tolist()))
     bounds = [_start_bound(arrays, start) for start in starts]
-    entry_s, back = entry_and_return_s(arrays, starts)
+    entry_s, return_s = entry_and_return_s(arrays, starts)
     for s in range(1, len(arrays.min_visits)):
         group = [
             d
@@ -75,10 +75,10 @@ def simple_bound(arrays: PathArrays) -> PathBound:
             if arrays.capacity[d] > 0
         ]
         if group and arrays.min_visits[s] > 0:
-            span = _stage_bound_s(arrays, group, int(arrays.min_visits[s]), entry_s, back)
+            span = _stage_bound_s(arrays, group, int(arrays.min_visits[s]), entry_s, return_s)
             witness = {"kind": "stage visits", "stage": s}
             bounds.append(PathBound(span, f"visits of stage {s}", witness))
-    bounds += [PathBound(*bound) for bound in link_bounds(arrays, entry_s, back)]
+    bounds += [PathBound(*bound) for bound in link_bounds(arrays, entry_s, return_s)]
     return max(bounds, key=lambda bound: bound.seconds)
 
 
@@ -98,7 +98,7 @@ def _start_bound(arrays: PathArrays, start: int) -> PathBound:
 
 
 def _stage_bound_s(
-    arrays: PathArrays, group: list[int], visits: int, entry_s: Floats, back: Floats
+    arrays: PathArrays, group: list[int], visits: int, entry_s: Floats, return_s: Floats
 ) -> float:
     """Least time in which a stage's devices can process ``visits`` visits, by bisection."""
     head = float(arrays.head.min())
@@ -107,7 +107,7 @@ def _stage_bound_s(
         total = 0
         for d in group:
             busy = float(arrays.forward[d] + arrays.backward[d])
-            time_left = span - float(entry_s[d] + back[d])
+            time_left = span - float(entry_s[d] + return_s[d])
             if time_left < busy + head:
                 continue
             total += min(

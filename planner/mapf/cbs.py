@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from planner.mapf.focal_queue import FocalQueue
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 RouteT = TypeVar("RouteT")
 ConstraintT = TypeVar("ConstraintT")
@@ -24,6 +24,14 @@ ConflictT = TypeVar("ConflictT")
 
 Branch = Sequence[tuple[int, ConstraintT]]
 """Further constraints, each with the agent that it binds."""
+
+
+class Cardinality(enum.IntEnum):
+    """How many branches of a conflict cost more than its node: none, some or all."""
+
+    NON_CARDINAL = 0
+    SEMI_CARDINAL = 1
+    CARDINAL = 2
 
 
 class ConflictObjective(enum.StrEnum):
@@ -121,8 +129,9 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
     Attributes
     ----------
     bound
-        Lower bound on all solutions below the roots that have not been returned; infinite when the
-        search is exhausted. See `Domain.split`.
+        Lower bound on the cost of every descendant of the roots that is a solution and has not been
+        yielded: the least cost in the queue, at most ``upper_bound``; infinite when the queue is
+        empty. It is proven only if `Domain.split` loses no solution.
     upper_bound
         Nodes that cost this much or more are pruned; set by the caller.
     """
@@ -130,7 +139,7 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
     def __init__(
         self,
         domain: Domain[RouteT, ConstraintT, ConflictT],
-        run: StopRun,
+        run: SearchRun,
         options: CbsOptions | None = None,
         on_node: Callable[[Node[RouteT, ConstraintT, ConflictT]], None] | None = None,
     ) -> None:
@@ -201,18 +210,19 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
         """
         first_priority = min(self.domain.priority(c) for c in node.conflicts)
         chosen: list[Node[RouteT, ConstraintT, ConflictT]] | None = None
-        chosen_rank = -1
+        chosen_cardinality = -1
         first_conflicts = [c for c in node.conflicts if self.domain.priority(c) == first_priority]
         for conflict in first_conflicts[: max(1, self.options.max_classified)]:
             branches = self.domain.split(conflict, node)
             children = [c for branch in branches if (c := self._child(node, branch)) is not None]
             num_costlier = sum((c.cost, c.total) > (node.cost, node.total) for c in children)
             num_costlier += len(branches) - len(children)
-            # cardinal: all branches cost more; semi-cardinal: some; non-cardinal: none
-            rank = 2 if num_costlier == len(branches) else 1 if num_costlier else 0
-            if rank > chosen_rank:
-                chosen, chosen_rank = children, rank
-            if rank == 2:
+            cardinality = Cardinality(bool(num_costlier))
+            if num_costlier == len(branches):
+                cardinality = Cardinality.CARDINAL
+            if cardinality > chosen_cardinality:
+                chosen, chosen_cardinality = children, cardinality
+            if cardinality is Cardinality.CARDINAL:
                 break
             if self.options.bypass:
                 for child in children:
@@ -220,7 +230,7 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
                         # the child's routes are as cheap and valid under the node's own constraints
                         return [replace(child, constraints=node.constraints)]
         assert chosen is not None
-        return filter(self._new, chosen)
+        return filter(self._is_new, chosen)
 
     def _child(
         self, node: Node[RouteT, ConstraintT, ConflictT], branch: Branch[ConstraintT]
@@ -239,12 +249,12 @@ class ConflictSearch(Generic[RouteT, ConstraintT, ConflictT]):
             routes[agent] = route
         return self._node(tuple(constraints), tuple(routes))
 
-    def _new(self, node: Node[RouteT, ConstraintT, ConflictT]) -> bool:
+    def _is_new(self, node: Node[RouteT, ConstraintT, ConflictT]) -> bool:
         """Whether this set of constraints is new: splits in another order reach the same set."""
         constraints = tuple(frozenset(of) for of in node.constraints)
-        known = constraints in self._known
+        is_known = constraints in self._known
         self._known.add(constraints)
-        return not known
+        return not is_known
 
     def _node(
         self, constraints: tuple[tuple[ConstraintT, ...], ...], routes: tuple[RouteT, ...]

@@ -23,10 +23,10 @@ STEPS = 1 << 22
 """Integer steps of the horizon."""
 
 
-def cheapest_orders(arrays: PathArrays, options: Sequence[Path]) -> list[Path]:
+def cheapest_orders(arrays: PathArrays, paths: Sequence[Path]) -> list[Path]:
     """Of the paths over the same devices, the one with the shortest chain; it dominates."""
     best: dict[tuple[int, ...], tuple[float, Path]] = {}
-    for path in options:
+    for path in paths:
         devices, cost = tuple(sorted(path)), chain_s(arrays, path)
         if devices not in best or cost < best[devices][0]:
             best[devices] = (cost, path)
@@ -35,7 +35,7 @@ def cheapest_orders(arrays: PathArrays, options: Sequence[Path]) -> list[Path]:
 
 def collision_free_bound_s(
     arrays: PathArrays,
-    options: dict[int, list[Path]],
+    candidate_paths: dict[int, list[Path]],
     horizon_s: float,
     solver: cp_model.CpSolver,
 ) -> float:
@@ -50,15 +50,15 @@ def collision_free_bound_s(
 
     for start in dict.fromkeys(arrays.starts.tolist()):
         count = int((arrays.starts == start).sum())
-        paths = cheapest_orders(arrays, options[start])
+        paths = cheapest_orders(arrays, candidate_paths[start])
         chains = [chain_s(arrays, path) for path in paths]
         shortest = min(chains)
         f, b = float(arrays.forward[start]), float(arrays.backward[start])
         memory = int(arrays.memory[start])
-        before = [ticks(x) for x in earliest_begins_s(f, b, memory, count, shortest)]
-        behind = [ticks(x) for x in earliest_begins_s(b, f, memory, count, shortest)]
+        earliest_begin = [ticks(x) for x in earliest_begins_s(f, b, memory, count, shortest)]
+        earliest_end = [ticks(x) for x in earliest_begins_s(b, f, memory, count, shortest)]
         rank = [[model.new_bool_var("") for _ in range(count)] for _ in range(count)]
-        total = []
+        chain_lengths = []
         for i in range(count):
             x = [model.new_bool_var("") for _ in paths]
             model.add_exactly_one(x)
@@ -68,13 +68,14 @@ def collision_free_bound_s(
                 for d in path[1:]:
                     through[d].append(literal)
             chain = cp_model.LinearExpr.weighted_sum(x, [ticks(c) for c in chains])
-            after = cp_model.LinearExpr.weighted_sum(rank[i], behind)
-            model.add(makespan >= before[i] + chain + after)
-            total.append(chain)
+            tail = cp_model.LinearExpr.weighted_sum(rank[i], earliest_end)
+            model.add(makespan >= earliest_begin[i] + chain + tail)
+            chain_lengths.append(chain)
         # energy argument: at most `capacity` chains run at a time, staggered at both ends
         capacity = min(memory, count)
         model.add(
-            capacity * makespan >= sum(total) + sum(before[:capacity]) + sum(behind[:capacity])
+            capacity * makespan
+            >= sum(chain_lengths) + sum(earliest_begin[:capacity]) + sum(earliest_end[:capacity])
         )
     for s in range(1, len(arrays.min_visits)):
         group = arrays.members[arrays.stage_ptr[s] : arrays.stage_ptr[s + 1]].tolist()

@@ -26,7 +26,7 @@ def construct(
     """
     count, length = arrays.microbatches, arrays.path_stages
     transfers = arrays.transfer if transfer is None else transfer
-    share = arrays.shares()
+    quota = arrays.visits_per_stage()
     capacity = arrays.capacity.copy()
     load = np.zeros(len(capacity))
     paths = np.empty((count, length), dtype=np.int64)
@@ -35,13 +35,13 @@ def construct(
         paths[b] = _cheapest(
             arrays,
             int(arrays.starts[b]),
-            share,
+            quota,
             capacity,
             load * visit_cost,
             transfers,
             visits_left,
         )
-        share[arrays.stage[paths[b]]] -= 1
+        quota[arrays.stage[paths[b]]] -= 1
         capacity[paths[b]] -= 1
         load[paths[b]] += 1
         visits_left -= 1
@@ -55,7 +55,7 @@ def _cheapest(
     capacity: Ints,
     visit_costs: Floats,
     transfer: Floats,
-    left: int,
+    visits_left: int,
 ) -> list[int]:
     """Cheapest ascending path through every stage whose quota requires a visit now."""
     stages = len(arrays.stage_ptr) - 1
@@ -80,7 +80,7 @@ def _cheapest(
                     cost, u = min(options)
                     busy = arrays.forward[d] + arrays.backward[d]
                     best[k][d] = (cost + busy + visit_costs[d], u)
-        if share[s] >= left:
+        if share[s] >= visits_left:
             last = s
     ends = [
         (cost + transfer[d, start] + transfer[start, d], d)

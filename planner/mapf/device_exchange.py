@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.mapf.arrays import PathArrays
 from planner.mapf.list_scheduling import ScheduleData
-from planner.mapf.moves import PathCounts, PathRules, place_of
+from planner.mapf.moves import PathCounts, PathRules, position_of
 from planner.mapf.stage_spans import StageAveragingSpans
 from planner.search.arrays import Floats2, Ints, Ints2, Words
 from planner.search.compiled import entry, kernel
@@ -68,7 +68,7 @@ class ExchangeContext(NamedTuple):
     devices
         Data of every device on every stage; read-only.
     averaging
-        What a stage's round takes with the devices there; it may count for nothing.
+        Data for the duration of a stage's averaging round; empty if the objective has none.
     """
 
     data: ScheduleData
@@ -98,12 +98,12 @@ def put_device(context: ExchangeContext, device_of: Ints, role: int, device: int
 
 
 @entry
-def exchange_devices(context: ExchangeContext, device_of: Ints, one: int, other: int) -> None:
+def exchange_devices(context: ExchangeContext, device_of: Ints, role: int, other: int) -> None:
     """Exchange the devices of two roles."""
-    device = device_of[one]
-    device_of[one] = device_of[other]
+    device = device_of[role]
+    device_of[role] = device_of[other]
     device_of[other] = device
-    put_device(context, device_of, one, device_of[one])
+    put_device(context, device_of, role, device_of[role])
     put_device(context, device_of, other, device)
 
 
@@ -114,18 +114,20 @@ def exchange_partner(
     """A random other role with which the device can be exchanged under TC1, or -1."""
     rules, devices = context.rules, context.devices
     other = next_below(rng_state, len(device_of))
-    mine = device_of[role]
+    device = device_of[role]
     # prefer devices close to each other: such exchanges are accepted more often
     for _ in range(next_below(rng_state, 4)):
-        another = next_below(rng_state, len(device_of))
-        near = devices.transfer[mine, device_of[another]] < devices.transfer[mine, device_of[other]]
-        if another != role and (near or other == role):
-            other = another
-    its = device_of[other]
-    if its == devices.vacant:
+        closer = next_below(rng_state, len(device_of))
+        near = (
+            devices.transfer[device, device_of[closer]] < devices.transfer[device, device_of[other]]
+        )
+        if closer != role and (near or other == role):
+            other = closer
+    other_device = device_of[other]
+    if other_device == devices.vacant:
         return other if rules.stage[role] not in (0, rules.stage[other]) else -1
-    fits = counts.device[role] <= devices.capacity[rules.stage[role], its]
-    fits = fits and counts.device[other] <= devices.capacity[rules.stage[other], mine]
+    fits = counts.device[role] <= devices.capacity[rules.stage[role], other_device]
+    fits = fits and counts.device[other] <= devices.capacity[rules.stage[other], device]
     return other if other != role and fits else -1
 
 
@@ -140,7 +142,7 @@ def empty_role(
     s = rules.stage[role]
     low, size = rules.stage_ptr[s], rules.stage_ptr[s + 1] - rules.stage_ptr[s]
     for b in range(len(paths)):
-        k = place_of(paths[b], rules.stage, s)
+        k = position_of(paths[b], rules.stage, s)
         if k < 0 or paths[b, k] != role:
             continue
         offset = next_below(rng_state, size)

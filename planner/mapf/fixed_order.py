@@ -16,11 +16,11 @@ from planner.mapf.list_scheduling import (
     ScheduleData,
     ScheduleScratch,
     ScheduleState,
-    decode,
     device_at,
     duration_at,
     enqueue_message,
     fill_tail,
+    list_schedule,
 )
 from planner.search.arrays import Floats, Ints
 from planner.search.compiled import entry, kernel
@@ -33,15 +33,15 @@ FOLLOW_TIMES = -1.0
 def sort_steps(key: Floats, order: Ints) -> None:
     """Insertion sort of steps by key, then by number."""
     for i in range(1, len(order)):
-        at = order[i]
-        mine = key[at]
+        step = order[i]
+        step_key = key[step]
         j = i
         while j > 0 and (
-            key[order[j - 1]] > mine or (key[order[j - 1]] == mine and order[j - 1] > at)
+            key[order[j - 1]] > step_key or (key[order[j - 1]] == step_key and order[j - 1] > step)
         ):
             order[j] = order[j - 1]
             j -= 1
-        order[j] = at
+        order[j] = step
 
 
 @kernel
@@ -71,8 +71,8 @@ def first_unblocked(paths: Ints, memory: Ints, key: Floats, scratch: ScheduleScr
 
 
 @kernel
-def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
-    """Makespan with every device working in the order of ``offset``; INFINITE_S as in `decode`.
+def fixed_order_schedule(data: ScheduleData, state: ScheduleState, limit: float) -> float:
+    """Makespan with every device working in the order of ``offset``, as by `list_schedule`.
 
     Reads ``paths``, ``tail``, ``offset`` and, as a first guess, ``order``; fills the rest.
     """
@@ -100,17 +100,19 @@ def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
     if queueing:
         data.links.free[:] = 0.0
     for i in range(len(order)):
-        last = order[i]
-        b = last // steps
-        if next_step[b] != last - b * steps:
+        current = order[i]
+        b = current // steps
+        if next_step[b] != current - b * steps:
             continue
         while b >= 0:
             # b's steps up to this key; more than one only after it was blocked
             k = next_step[b]
             blocked[b] = False
             while k < steps:
-                at = b * steps + k
-                if key[at] > key[last] or (key[at] == key[last] and at > last):
+                step_index = b * steps + k
+                if key[step_index] > key[current] or (
+                    key[step_index] == key[current] and step_index > current
+                ):
                     break
                 d = device_at(paths[b], k)
                 if k < length:
@@ -127,7 +129,7 @@ def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
                 state.begin[b, k] = start
                 state.ready[b, k] = ready[b]
                 state.device_pred[b, k] = last_step[d]
-                last_step[d] = at
+                last_step[d] = step_index
                 end = start + duration_at(data, d, k, length)
                 free[d] = end
                 k += 1
@@ -154,10 +156,10 @@ def follow(data: ScheduleData, state: ScheduleState, limit: float) -> float:
 def compute_schedule(
     data: ScheduleData, state: ScheduleState, tail_weight: float, limit: float
 ) -> float:
-    """Makespan by `decode`, or by `follow` if ``tail_weight`` is FOLLOW_TIMES."""
+    """Makespan by `list_schedule`, or `fixed_order_schedule` if ``tail_weight`` is FOLLOW_TIMES."""
     if tail_weight < 0.0:
-        return follow(data, state, limit)
-    return decode(data, state, tail_weight, limit)
+        return fixed_order_schedule(data, state, limit)
+    return list_schedule(data, state, tail_weight, limit)
 
 
 def schedule_paths(

@@ -14,7 +14,7 @@ from planner.problems.answers import PathPlan
 from planner.search.arrays import Floats, Ints
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 MIN_IMPROVEMENT = 1e-9
 """Relative improvement required to replace the incumbent: more than rounding errors."""
@@ -50,7 +50,7 @@ class PathIncumbent(Incumbent[PathSchedule]):
     def __init__(
         self,
         arrays: PathArrays,
-        run: StopRun,
+        run: SearchRun,
         problem: PathProblem | ArrangedPathProblem,
         *,
         method: str = "auto",
@@ -112,8 +112,8 @@ class PathIncumbent(Incumbent[PathSchedule]):
             if op.kind == "H":
                 step = length
             else:
-                place = plan.paths[op.microbatch].index(op.device)
-                step = place if op.kind == "F" else 2 * length - place
+                position = plan.paths[op.microbatch].index(op.device)
+                step = position if op.kind == "F" else 2 * length - position
             begin[op.microbatch, step] = op.start_s
         return begin
 

@@ -1,6 +1,6 @@
-"""Occupancy of places in continuous time, and conflicts between agents.
+"""Occupancy of resources in continuous time, and conflicts between agents.
 
-Intervals are half-open: an agent may enter a place at the time when another leaves it.
+Intervals are half-open: an agent may enter a resource at the time when another leaves it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 
 class Occupancy(NamedTuple):
-    """An agent occupies a place in ``[begin, end)``, seconds."""
+    """An agent occupies a resource in ``[begin, end)``, seconds."""
 
     agent: int
-    place: int
+    resource: int
     begin: float
     end: float
 
 
 class Constraint(NamedTuple):
-    """CBS constraint: the agent must not occupy the place in ``[begin, end)``, seconds."""
+    """CBS constraint: the agent must not occupy the resource in ``[begin, end)``, seconds."""
 
-    place: int
+    resource: int
     begin: float
     end: float
 
@@ -29,22 +29,22 @@ class Constraint(NamedTuple):
 def conflicts(
     occupancies: Iterable[Occupancy], slack: float = 0.0
 ) -> list[tuple[Occupancy, Occupancy]]:
-    """Pairs of occupancies of one place that overlap by more than ``slack``, by start of overlap.
+    """Pairs of occupancies of a resource that overlap by more than ``slack``, by start of overlap.
 
     The occupancy that begins first is first in its pair; those of no length never conflict.
     """
-    by_place: dict[int, list[Occupancy]] = {}
+    by_resource: dict[int, list[Occupancy]] = {}
     for occupancy in occupancies:
         if occupancy.end > occupancy.begin:
-            by_place.setdefault(occupancy.place, []).append(occupancy)
+            by_resource.setdefault(occupancy.resource, []).append(occupancy)
     pairs = []
-    for at_place in by_place.values():
-        at_place.sort(key=lambda s: (s.begin, s.end, s.agent))
-        for k, first in enumerate(at_place):
-            for second in at_place[k + 1 :]:
+    for occupancies_of in by_resource.values():
+        occupancies_of.sort(key=lambda s: (s.begin, s.end, s.agent))
+        for k, first in enumerate(occupancies_of):
+            for second in occupancies_of[k + 1 :]:
                 if second.begin >= first.end - slack:
                     break
                 if second.agent != first.agent:
                     pairs.append((first, second))
-    pairs.sort(key=lambda pair: (pair[1].begin, pair[0].place, pair[0].agent, pair[1].agent))
+    pairs.sort(key=lambda pair: (pair[1].begin, pair[0].resource, pair[0].agent, pair[1].agent))
     return pairs

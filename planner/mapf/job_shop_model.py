@@ -149,16 +149,16 @@ class _ModelBuilder:
         self.chosen.append(chosen)
         if chosen:
             model.add_exactly_one(chosen)
-        on: dict[int, list[Any]] = {}
+        literals_of_device: dict[int, list[Any]] = {}
         arcs: dict[tuple[int, int], list[Any]] = {}
         for k, path in enumerate(options):
             x = chosen[k] if chosen else None
             for d in path[1:]:
-                on.setdefault(d, []).append(x)
+                literals_of_device.setdefault(d, []).append(x)
             for arc in zip(path, [*path[1:], first], strict=True):
                 arcs.setdefault(arc, []).append(x)
         self.add_visit(b, first, None)
-        for d, literals in on.items():
+        for d, literals in literals_of_device.items():
             self.add_visit(b, d, self.any_of(literals, len(options)))
         head = self.start[b, "H", first] = self.new_time()
         self.device_intervals[first].append(
@@ -169,9 +169,9 @@ class _ModelBuilder:
             self.add_arc(b, u, v, first, self.any_of(literals, len(options)))
         self.add_chain_bounds(b, options, chosen)
 
-    def any_of(self, literals: list[Any], of: int) -> Any:
+    def any_of(self, literals: list[Any], count: int) -> Any:
         """A literal for the disjunction of exclusive literals; None if it is always true."""
-        if len(literals) == of:
+        if len(literals) == count:
             return None
         if len(literals) == 1:
             return literals[0]
@@ -205,9 +205,12 @@ class _ModelBuilder:
         after, kind, seconds = start[b, "F" if v != first else "H", v], "B", self.backward[v]
         if v == first:
             kind, seconds = "H", self.head[first]
-        out = self.arrival(start[b, "F", u], self.forward[u], u, v, x)
-        back = self.arrival(start[b, kind, v], seconds, v, u, x)
-        for rule in (self.model.add(after >= out), self.model.add(start[b, "B", u] >= back)):
+        forward_arrival = self.arrival(start[b, "F", u], self.forward[u], u, v, x)
+        backward_arrival = self.arrival(start[b, kind, v], seconds, v, u, x)
+        for rule in (
+            self.model.add(after >= forward_arrival),
+            self.model.add(start[b, "B", u] >= backward_arrival),
+        ):
             if x is not None:
                 rule.only_enforce_if(x)
 
@@ -263,17 +266,18 @@ class _ModelBuilder:
         """Add redundant bounds by both halves of the chain, which tighten the linear relaxation."""
         if not chosen:
             return
-        out, home = [], []
+        forward_ticks, backward_ticks = [], []
         for path in options:
             arcs = list(zip(path, [*path[1:], path[0]], strict=True))
-            out.append(sum(self.forward[u] + self.transfer[u][v] for u, v in arcs))
-            home.append(sum(self.transfer[v][u] + self.backward[v] for u, v in arcs))
+            forward_ticks.append(sum(self.forward[u] + self.transfer[u][v] for u, v in arcs))
+            backward_ticks.append(sum(self.transfer[v][u] + self.backward[v] for u, v in arcs))
         first = options[0][0]
         head = self.start[b, "H", first]
-        self.model.add(head >= self.start[b, "F", first] + _weighted_sum(chosen, out))
-        tail = [t - self.backward[first] for t in home]
+        self.model.add(head >= self.start[b, "F", first] + _weighted_sum(chosen, forward_ticks))
+        before_last_backward = [t - self.backward[first] for t in backward_ticks]
         self.model.add(
-            self.start[b, "B", first] >= head + self.head[first] + _weighted_sum(chosen, tail)
+            self.start[b, "B", first]
+            >= head + self.head[first] + _weighted_sum(chosen, before_last_backward)
         )
 
     def break_symmetry(self, batch: list[int]) -> None:
@@ -297,8 +301,8 @@ class _ModelBuilder:
             self.model.add_exactly_one(rank[i])
             self.model.add_exactly_one(rank[j][i] for j in size)
         for i, b in enumerate(batch):
-            behind = sum(j * backward * rank[i][j] for j in size)
-            self.model.add(self.makespan >= self.start[b, "B", first] + backward + behind)
+            tail = sum(j * backward * rank[i][j] for j in size)
+            self.model.add(self.makespan >= self.start[b, "B", first] + backward + tail)
 
     def add_device_constraints(self) -> None:
         """Add TC1, TC2 and load bounds."""

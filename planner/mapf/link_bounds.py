@@ -60,10 +60,10 @@ def _span_s(
     u, v = np.nonzero(pairs)
     if messages == 0 or len(u) == 0:
         return 0.0
-    before = np.where(arrays.stage[u] == 0, 0.0, entry_s[u]) + arrays.forward[u]
-    after = arrays.backward[v] + np.where(arrays.stage[v] == 0, 0.0, return_s[v])
+    head_s = np.where(arrays.stage[u] == 0, 0.0, entry_s[u]) + arrays.forward[u]
+    tail_s = arrays.backward[v] + np.where(arrays.stage[v] == 0, 0.0, return_s[v])
     busy = arrays.link[u, v]
-    other_s = before + (arrays.transfer[u, v] - busy) + after
+    other_s = head_s + (arrays.transfer[u, v] - busy) + tail_s
     max_messages = 2 * np.minimum(arrays.capacity[u], arrays.capacity[v])
 
     def fits(span: float) -> bool:

@@ -86,7 +86,7 @@ class ScheduleScratch(NamedTuple):
         Per microbatch: its next step, the device of that step, when it is ready, and whether it
         waits for memory.
     key, heap, heap_index
-        Per microbatch: its priority in `decode`, a binary heap by key, and the index in the heap.
+        Per microbatch: its priority, a binary heap by key, and the index in the heap.
     first_at, next_at, prev_at
         Doubly linked list of the microbatches whose next step is on each device.
     stage_first, stage_last
@@ -155,7 +155,7 @@ class ScheduleState(NamedTuple):
     device_of
         The device of each role; the roles are the devices themselves unless they are exchanged.
     key, order, scratch
-        Keys of `follow`, steps in ascending order of their keys, and working arrays.
+        Keys of `fixed_order_schedule`, steps in ascending order of their keys, and working arrays.
     """
 
     paths: Ints2
@@ -302,7 +302,9 @@ def move_to_device(scratch: ScheduleScratch, b: int, d: int) -> None:
 
 
 @kernel
-def decode(data: ScheduleData, state: ScheduleState, tail_weight: float, limit: float) -> float:
+def list_schedule(
+    data: ScheduleData, state: ScheduleState, tail_weight: float, limit: float
+) -> float:
     """Makespan by list scheduling; INFINITE_S in a deadlock (live memory) or above ``limit``.
 
     Reads ``paths``, ``tail`` and ``offset`` of the state, fills the rest.

@@ -125,7 +125,7 @@ def sort_path(path: Ints, stage: Ints) -> None:
 
 
 @kernel
-def place_of(path: Ints, stage: Ints, s: int) -> int:
+def position_of(path: Ints, stage: Ints, s: int) -> int:
     """Position of stage ``s`` on a path, or -1."""
     for k in range(1, len(path)):
         if stage[path[k]] == s:
@@ -157,7 +157,7 @@ def change_device(
     offset = next_below(rng_state, count)
     for i in range(count):
         c = (i + offset) % count
-        j = place_of(paths[c], rules.stage, s)
+        j = position_of(paths[c], rules.stage, s)
         if c != b and j > 0 and paths[c, j] == v:
             paths[b, k], paths[c, j] = v, d
             return int(c)
@@ -178,7 +178,7 @@ def change_stage(
     d = paths[b, k]
     s = rules.stage[d]
     t = 1 + next_below(rng_state, stages - 1)
-    if place_of(paths[b], rules.stage, t) > 0:
+    if position_of(paths[b], rules.stage, t) > 0:
         return -1
     if counts.stage[s] > rules.min_visits[s] and counts.stage[t] < rules.max_visits[t]:
         size = rules.stage_ptr[t + 1] - rules.stage_ptr[t]
@@ -189,8 +189,8 @@ def change_stage(
     offset = next_below(rng_state, count)
     for i in range(count):
         c = (i + offset) % count
-        j = place_of(paths[c], rules.stage, t)
-        if c != b and j > 0 and place_of(paths[c], rules.stage, s) < 0:
+        j = position_of(paths[c], rules.stage, t)
+        if c != b and j > 0 and position_of(paths[c], rules.stage, s) < 0:
             paths[b, k], paths[c, j] = paths[c, j], d
             return int(c)
     return -1

@@ -14,9 +14,9 @@ Path = tuple[int, ...]
 def swapped(length: int, max_swaps: int) -> Iterator[tuple[int, ...]]:
     """All sets of disjoint positions k at which k and k + 1 are swapped (CC2)."""
     for count in range(min(max_swaps, length // 2) + 1):
-        for places in itertools.combinations(range(length - 1), count):
-            if all(b - a > 1 for a, b in itertools.pairwise(places)):
-                yield places
+        for positions in itertools.combinations(range(length - 1), count):
+            if all(b - a > 1 for a, b in itertools.pairwise(positions)):
+                yield positions
 
 
 def chain_s(arrays: PathArrays, path: Sequence[int]) -> float:
@@ -51,9 +51,9 @@ def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list
     for chosen in itertools.combinations(stages, length):
         fit = [p for p in swaps if all(chosen[k + 1] == chosen[k] + 1 for k in p)]
         for devices in itertools.product(*(usable[s] for s in chosen)):
-            for places in fit:
+            for positions in fit:
                 path = list(devices)
-                for k in places:
+                for k in positions:
                     path[k], path[k + 1] = path[k + 1], path[k]
                 if chain_s(arrays, (start, *path)) <= limit_s:
                     paths.append((start, *path))

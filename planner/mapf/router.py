@@ -31,8 +31,8 @@ CACHE_SIZE = 1 << 16
 
 ALWAYS = (-math.inf, math.inf)
 
-SWAPS = -1
-"""Pseudo-place of a constraint that forbids the agent to swap stages (D.2)."""
+NO_SWAPS = -1
+"""Pseudo-resource of a constraint that forbids the agent to swap stages (D.2)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Route:
     Attributes
     ----------
     messages
-        Where links queue: its occupancy of each link between steps, at `link_place`.
+        Where links queue: its occupancy of each link between steps, at `link_resource`.
     """
 
     path: Path
@@ -55,8 +55,8 @@ class Route:
         return self.occupancies[-1].end
 
 
-def link_place(devices: int, u: int, v: int) -> int:
-    """Place index of the link from u to v; places below ``devices`` are devices."""
+def link_resource(devices: int, u: int, v: int) -> int:
+    """Resource index of the link from u to v; resources below ``devices`` are devices."""
     return devices + u * devices + v
 
 
@@ -84,19 +84,19 @@ class RouterData(NamedTuple):
 
 
 class BlockedTimes(NamedTuple):
-    """Forbidden intervals, those of place d at ``ptr[d]:ptr[d + 1]``, ascending."""
+    """Forbidden intervals, those of resource d at ``ptr[d]:ptr[d + 1]``, ascending."""
 
     ptr: Ints
     low: Floats
     high: Floats
 
     @classmethod
-    def of(cls, constraints: Iterable[Constraint], places: int) -> BlockedTimes:
+    def of(cls, constraints: Iterable[Constraint], num_resources: int) -> BlockedTimes:
         """From the constraints of one microbatch."""
         ordered = sorted(constraints)
-        count = np.zeros(places + 1, dtype=np.int64)
+        count = np.zeros(num_resources + 1, dtype=np.int64)
         for constraint in ordered:
-            count[constraint.place + 1] += 1
+            count[constraint.resource + 1] += 1
         return cls(
             np.cumsum(count),
             np.array([constraint.begin for constraint in ordered], dtype=np.float64),
@@ -117,9 +117,9 @@ class PathRouter:
         arcs = np.where(allowed, round_trip, math.inf)
         self.data: dict[int, RouterData] = {}
         for start in dict.fromkeys(arrays.starts.tolist()):
-            rows = [round_trip[:, start]]
+            cost_to_go = [round_trip[:, start]]
             for _ in range(arrays.path_stages - 1):
-                rows.append((arcs + busy[None, :] + rows[-1][None, :]).min(axis=1))
+                cost_to_go.append((arcs + busy[None, :] + cost_to_go[-1][None, :]).min(axis=1))
             self.data[start] = RouterData(
                 arrays.transfer,
                 arrays.link,
@@ -128,7 +128,7 @@ class PathRouter:
                 arrays.head,
                 arrays.stage,
                 allowed,
-                np.array(rows),
+                np.array(cost_to_go),
                 arrays.max_swaps,
             )
         self._cached_search = lru_cache(maxsize=CACHE_SIZE)(self._search)
@@ -142,40 +142,40 @@ class PathRouter:
         start = int(t.starts[agent])
         path = np.full(t.path_stages, -1, dtype=np.int64)
         begin, departs = np.zeros(t.steps), np.zeros(t.steps)
-        data, places = (
+        data, intervals = (
             self.data[start],
-            [constraint for constraint in constraints if constraint.place != SWAPS],
+            [constraint for constraint in constraints if constraint.resource != NO_SWAPS],
         )
-        if len(places) < len(constraints):
+        if len(intervals) < len(constraints):
             data = data._replace(max_swaps=0)
         devices = len(t.stage)
-        blocks = BlockedTimes.of(places, devices * (devices + 1) if t.queueing else devices)
+        blocks = BlockedTimes.of(intervals, devices * (devices + 1) if t.queueing else devices)
         route = fastest_path(data, blocks, start, path, begin, departs)
         if not route:
             return None
-        stops = path.tolist()
-        chain = [*((d, t.forward) for d in stops), (start, t.head)]
-        chain += [(d, t.backward) for d in reversed(stops)]
+        devices_of_path = path.tolist()
+        chain = [*((d, t.forward) for d in devices_of_path), (start, t.head)]
+        chain += [(d, t.backward) for d in reversed(devices_of_path)]
         occupancies = tuple(
             Occupancy(agent, d, at, at + float(seconds[d]))
             for (d, seconds), at in zip(chain, begin.tolist(), strict=True)
         )
         if not t.queueing:
-            return Route(tuple(stops), occupancies)
+            return Route(tuple(devices_of_path), occupancies)
         messages = tuple(
-            Occupancy(agent, link_place(devices, u, v), at, at + float(t.link[u, v]))
+            Occupancy(agent, link_resource(devices, u, v), at, at + float(t.link[u, v]))
             for ((u, _), (v, _)), at in zip(pairwise(chain), departs[1:].tolist(), strict=True)
             if u != v
         )
-        return Route(tuple(stops), occupancies, messages)
+        return Route(tuple(devices_of_path), occupancies, messages)
 
 
 @kernel
-def earliest_clear(blocks: BlockedTimes, d: int, begin: float, length: float) -> float:
-    """Earliest start from ``begin`` on of ``length`` unblocked seconds at a place, or infinity."""
+def earliest_clear(blocks: BlockedTimes, resource: int, begin: float, length: float) -> float:
+    """Earliest start from ``begin`` on of ``length`` unblocked seconds on a resource, or inf."""
     at = begin
     if length > 0:
-        for k in range(blocks.ptr[d], blocks.ptr[d + 1]):
+        for k in range(blocks.ptr[resource], blocks.ptr[resource + 1]):
             if at < blocks.high[k] and blocks.low[k] < at + length:
                 at = blocks.high[k]
     return at

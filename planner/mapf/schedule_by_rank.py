@@ -23,28 +23,28 @@ def schedule_by_rank(
     Where links queue, a link's messages leave in the order in which its device works.
     """
     seconds = {"F": problem.forward_s, "H": problem.head_s, "B": problem.backward_s}
-    place = {"F": 0, "H": 1, "B": 2}
+    kind_order = {"F": 0, "H": 1, "B": 2}
     chains = [chain_of(path) for path in paths]
     queue: list[list[tuple[float, int, int, int]]] = [[] for _ in range(len(problem))]
     for b, chain in enumerate(chains):
         for k, (kind, d) in enumerate(chain):
-            queue[d].append((rank[b, kind, d], place[kind], b, k))
+            queue[d].append((rank[b, kind, d], kind_order[kind], b, k))
     for ops in queue:
         ops.sort()
     # with live memory, an F after m unfinished microbatches waits for one of their B
-    pointer = [0] * len(problem)
+    next_index = [0] * len(problem)
     free = [0.0] * len(problem)
     ready = [{0: 0.0} for _ in chains]
     ends: list[list[float]] = [[] for _ in range(len(problem))]
     live = [0] * len(problem)
     link_free: dict[tuple[int, int], float] = {}
     done: list[PathOp] = []
-    moved = True
-    while moved:
-        moved = False
+    progressed = True
+    while progressed:
+        progressed = False
         for d in range(len(problem)):
-            while pointer[d] < len(queue[d]):
-                _, _, b, k = queue[d][pointer[d]]
+            while next_index[d] < len(queue[d]):
+                _, _, b, k = queue[d][next_index[d]]
                 kind = chains[b][k][0]
                 if k not in ready[b]:
                     break
@@ -63,8 +63,8 @@ def schedule_by_rank(
                         leaves = max(end, link_free.get((d, after), 0.0))
                         link_free[d, after] = leaves + float(problem.link_s[d, after])
                     ready[b][k + 1] = leaves + float(problem.transfer_s[d, after])
-                pointer[d] += 1
-                moved = True
-    if any(p < len(q) for p, q in zip(pointer, queue, strict=True)):
+                next_index[d] += 1
+                progressed = True
+    if any(p < len(q) for p, q in zip(next_index, queue, strict=True)):
         return None
     return PathPlan.of(paths, done)

@@ -99,12 +99,12 @@ class SearchWorker:
         self.arrays = arrays
         self.params = params
         self.rng = rng
-        numbers = devices or DeviceStageData.fixed(arrays)
+        device_data = devices or DeviceStageData.fixed(arrays)
         rounds = averaging or StageAveragingSpans.none()
         self.context = ExchangeContext(
-            ScheduleData.of(arrays), PathRules.of(arrays), numbers, rounds
+            ScheduleData.of(arrays), PathRules.of(arrays), device_data, rounds
         )
-        self.free = devices is not None
+        self.is_arrangement_free = devices is not None
         self.rng_state: Words = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
@@ -113,7 +113,7 @@ class SearchWorker:
     ) -> None:
         """Start a cycle from given paths, with zero offsets or the times of a schedule."""
         current = ScheduleState.of(self.arrays, paths, times)
-        if self.free:
+        if self.is_arrangement_free:
             for role, device in enumerate(device_of.tolist()):
                 put_device(self.context, current.device_of, role, device)
         for b in range(len(paths)):
@@ -134,7 +134,7 @@ class SearchWorker:
         """Exchange random devices, if the arrangement is free."""
         context, current = self.context, self.annealing.current
         device_of, vacant = current.device_of, context.devices.vacant
-        tries = 4 * len(device_of) if self.free else 0
+        tries = 4 * len(device_of) if self.is_arrangement_free else 0
         for role in self.rng.integers(len(device_of), size=tries).tolist():
             if device_of[role] == vacant:
                 continue
@@ -149,7 +149,7 @@ class SearchWorker:
     def run_moves(self, moves: int, t_start: float, t_end: float, jitter: float) -> None:
         """Run a part of the cycle, cooling from ``t_start`` to ``t_end`` seconds."""
         params = self.params
-        device_exchange_share = params.device_exchange_share if self.free else 0.0
+        device_exchange_share = params.device_exchange_share if self.is_arrangement_free else 0.0
         cycle = CycleParams(
             moves,
             t_start,
@@ -240,10 +240,12 @@ class PathSearch:
         for step in range(length):
             tasks = []
             for worker, t_restart in zip(self.workers, temperatures, strict=True):
-                cool = min(t_end, t_restart / 2)
-                t_start = t_restart * (cool / t_restart) ** (step / length)
-                t_stop = t_restart * (cool / t_restart) ** ((step + 1) / length)
-                tasks.append(pool.submit(worker.run_moves, self.moves, t_start, t_stop, jitter))
+                t_end_of_cycle = min(t_end, t_restart / 2)
+                t_step_start = t_restart * (t_end_of_cycle / t_restart) ** (step / length)
+                t_step_end = t_restart * (t_end_of_cycle / t_restart) ** ((step + 1) / length)
+                tasks.append(
+                    pool.submit(worker.run_moves, self.moves, t_step_start, t_step_end, jitter)
+                )
             for task in tasks:
                 task.result()
             for worker in self.workers:

@@ -4,12 +4,13 @@ The phases of the paper, each a `ConflictSearch`: stages with too many paths (CC
 candidates are found, then, starting from these, devices with too many paths (TC1) and collisions
 (TC2). Constraints are put on the fastest agents, so that the slowest are not delayed further.
 
-Where links queue they are places too: two messages on one link collide (an edge conflict). The
+Where links queue they are resources too: two messages on one link collide (an edge conflict). The
 constrained agent sends later, or runs later on the sending device if it would have sent first.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,26 +24,36 @@ from planner.mapf.fixed_order import FOLLOW_TIMES, schedule_paths
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Constraint, Occupancy, conflicts
 from planner.mapf.moves import count_swaps
-from planner.mapf.router import ALWAYS, SWAPS, PathRouter, Route
-from planner.search.stop import StopRun
+from planner.mapf.router import ALWAYS, NO_SWAPS, PathRouter, Route
+from planner.search.stop import SearchRun
+
+
+class Limit(enum.Enum):
+    """What a capacity conflict exceeds."""
+
+    STAGE = "paths through a stage (CC3)"
+    SWAPS = "swaps of all paths (D.2)"
+    DEVICE = "paths through a device (TC1)"
 
 
 @dataclass(frozen=True)
 class CapacityConflict:
-    """Too many paths through a stage (CC3) or a device (TC1), or too many swaps (D.2).
+    """Too many paths use the same resources.
 
     Attributes
     ----------
-    stage
-        True for the devices of a stage (CC3) and for `SWAPS`; False for one device (TC1).
+    limit
+        The limit that is exceeded.
+    resources
+        What a rerouted agent must not use: devices, or `NO_SWAPS`.
     agents
-        The agents on these devices, the fastest first.
+        The agents that use them, the fastest first.
     excess
         Number of agents that must be rerouted.
     """
 
-    stage: bool
-    devices: tuple[int, ...]
+    limit: Limit
+    resources: tuple[int, ...]
     agents: tuple[int, ...]
     excess: int
 
@@ -86,8 +97,8 @@ class SkipPipeParams:
     collision_options: CbsOptions = BOUNDED_SUBOPTIMAL
 
 
-class MicrobatchAgents:
-    """CBS domain with one agent per microbatch.
+class SkipPipeDomain:
+    """CBS domain of SkipPipe, with one agent per microbatch.
 
     Parameters
     ----------
@@ -134,7 +145,7 @@ class MicrobatchAgents:
     def priority(self, conflict: Conflict) -> int:
         """CC3 and the cap on swaps before TC1 before TC2."""
         if isinstance(conflict, CapacityConflict):
-            return 0 if conflict.stage else 1
+            return 1 if conflict.limit is Limit.DEVICE else 0
         return 2
 
     def split(self, conflict: Conflict, node: Node) -> list[Branch[Constraint]]:
@@ -151,14 +162,14 @@ class MicrobatchAgents:
             branches.append([(first.agent, self._constraint_for(node, first, second))])
         return branches
 
-    def _constraint_for(self, node: Node, occupancy: Occupancy, spared: Occupancy) -> Constraint:
-        """Constraint to avoid the other's occupancy; on a link, to keep behind it in the queue."""
-        if occupancy.place >= len(self.arrays.stage):
+    def _constraint_for(self, node: Node, occupancy: Occupancy, other: Occupancy) -> Constraint:
+        """Constraint to avoid the other's occupancy; on a link, to queue behind it."""
+        if occupancy.resource >= len(self.arrays.stage):
             sender = _sender(node.routes[occupancy.agent], occupancy)
-            spared_sender = _sender(node.routes[spared.agent], spared)
-            if sender.begin < sender.end < spared_sender.end:
-                return Constraint(sender.place, sender.begin, spared_sender.end)
-        return Constraint(occupancy.place, spared.begin, spared.end)
+            other_sender = _sender(node.routes[other.agent], other)
+            if sender.begin < sender.end < other_sender.end:
+                return Constraint(sender.resource, sender.begin, other_sender.end)
+        return Constraint(occupancy.resource, other.begin, other.end)
 
     def _stage_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         t = self.arrays
@@ -169,17 +180,13 @@ class MicrobatchAgents:
             # no constraint can force a visit: reroute the visits above the minimum elsewhere
             max_visits = t.min_visits
         capacity_conflicts = [
-            self._capacity_conflict(routes, True, group, int(max_visits[s]))
+            self._capacity_conflict(routes, Limit.STAGE, group, int(max_visits[s]))
             for s, group in enumerate(groups)
             if s > 0
         ]
-        exceeded = [
-            capacity_conflict
-            for capacity_conflict in capacity_conflicts
-            if capacity_conflict is not None
-        ]
+        exceeded = [conflict for conflict in capacity_conflicts if conflict is not None]
         # the largest excess first
-        yield from sorted(exceeded, key=lambda capacity_conflict: -capacity_conflict.excess)
+        yield from sorted(exceeded, key=lambda conflict: -conflict.excess)
 
     def _swap_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         """The limit on swaps over all paths, resolved like CC3 (D.2)."""
@@ -191,41 +198,41 @@ class MicrobatchAgents:
         if excess > 0:
             agents = [b for b, count in enumerate(counts) if count > 0]
             agents.sort(key=lambda b: (routes[b].end_s, b))
-            yield CapacityConflict(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
+            yield CapacityConflict(
+                Limit.SWAPS, (NO_SWAPS,), tuple(agents), min(excess, len(agents))
+            )
 
     def _device_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         t = self.arrays
         for d in np.flatnonzero(t.stage > 0).tolist():
-            capacity_conflict = self._capacity_conflict(routes, False, [d], int(t.capacity[d]))
-            if capacity_conflict is not None:
-                yield capacity_conflict
+            conflict = self._capacity_conflict(routes, Limit.DEVICE, [d], int(t.capacity[d]))
+            if conflict is not None:
+                yield conflict
 
     def _capacity_conflict(
-        self, routes: Sequence[Route], stage: bool, devices: list[int], max_agents: int
+        self, routes: Sequence[Route], limit: Limit, devices: list[int], max_agents: int
     ) -> CapacityConflict | None:
         through = [b for b, route in enumerate(routes) if not set(devices).isdisjoint(route.path)]
         if len(through) <= max_agents:
             return None
         through.sort(key=lambda b: (routes[b].end_s, b))
-        return CapacityConflict(stage, tuple(devices), tuple(through), len(through) - max_agents)
+        return CapacityConflict(limit, tuple(devices), tuple(through), len(through) - max_agents)
 
     def _reroute_branches(
-        self, capacity_conflict: CapacityConflict, node: Node
+        self, conflict: CapacityConflict, node: Node
     ) -> Iterator[Branch[Constraint]]:
-        """Branches that forbid the devices to the fastest agents that have another route.
+        """Branches that forbid the resources to the fastest agents that have another route.
 
         Further branches shift the choice to slower agents, which yields several candidates.
         """
-        constraints = [Constraint(d, *ALWAYS) for d in capacity_conflict.devices]
+        constraints = [Constraint(r, *ALWAYS) for r in conflict.resources]
         reroutable = [
             b
-            for b in capacity_conflict.agents
+            for b in conflict.agents
             if self.router.route(b, (*node.constraints[b], *constraints)) is not None
         ]
-        for k in range(
-            min(self.params.max_branches, len(reroutable) - capacity_conflict.excess + 1)
-        ):
-            rerouted = reroutable[k : k + capacity_conflict.excess]
+        for k in range(min(self.params.max_branches, len(reroutable) - conflict.excess + 1)):
+            rerouted = reroutable[k : k + conflict.excess]
             yield [(b, constraint) for b in rerouted for constraint in constraints]
 
 
@@ -234,7 +241,7 @@ def _sender(route: Route, message: Occupancy) -> Occupancy:
     transfers = [
         k
         for k in range(1, len(route.occupancies))
-        if route.occupancies[k].place != route.occupancies[k - 1].place
+        if route.occupancies[k].resource != route.occupancies[k - 1].resource
     ]
     return route.occupancies[transfers[route.messages.index(message)] - 1]
 
@@ -246,7 +253,7 @@ class SkipPipeSearch:
         self,
         arrays: PathArrays,
         incumbent: PathIncumbent,
-        run: StopRun,
+        run: SearchRun,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
@@ -257,16 +264,16 @@ class SkipPipeSearch:
         """Find 32 candidates for CC3, resolve TC1 and TC2 from these, and repeat."""
         router = PathRouter(self.arrays)
         stage_search = ConflictSearch(
-            MicrobatchAgents(router, True, self.params), self.run, self.params.stage_options
+            SkipPipeDomain(router, True, self.params), self.run, self.params.stage_options
         )
         root = stage_search.root()
         if root is None:
             return
         candidates = stage_search.solutions([root])
         while batch := list(itertools.islice(candidates, self.params.candidates)):
-            self._resolve_collisions(MicrobatchAgents(router, False, self.params), batch)
+            self._resolve_collisions(SkipPipeDomain(router, False, self.params), batch)
 
-    def _resolve_collisions(self, domain: MicrobatchAgents, candidates: list[Node]) -> None:
+    def _resolve_collisions(self, domain: SkipPipeDomain, candidates: list[Node]) -> None:
         search = ConflictSearch(domain, self.run, self.params.collision_options)
 
         def on_node(node: Node) -> None:

@@ -43,8 +43,8 @@ from planner.search.stop import (
     Effort,
     MaxIterations,
     MaxRuntime,
+    SearchRun,
     StoppingCriterion,
-    StopRun,
     started,
 )
 
@@ -176,7 +176,7 @@ def solve_paths(
     per_effort = (nodes_per_effort if chosen is PathMethod.CBS else steps_per_effort)(arrays)
     run = started(stop, per_effort)
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
-    reason = arrays.impossible()
+    reason = arrays.infeasibility()
     if reason is not None:
         result: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
         return result
@@ -186,9 +186,9 @@ def solve_paths(
         ):
             first = None
             initial_plans(arrays, incumbent)
-        raise_simple_bound(arrays, incumbent)
+        offer_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
-            _auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
+            _solve_auto(problem, arrays, incumbent, run, seed, intensify=first is not None)
         elif chosen is PathMethod.CBS:
             _run_cbs(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
@@ -217,27 +217,27 @@ def nodes_per_effort(arrays: PathArrays) -> float:
     return max(1.0, NODES_PER_EFFORT * agents * stages)
 
 
-def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
-    """Raise the bound by `simple_bound`."""
+def offer_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
+    """Offer `simple_bound` as a lower bound."""
     bound = simple_bound(arrays)
     incumbent.offer_bound(bound.seconds, bound.basis, bound.witness)
 
 
 def improve(
-    search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams = PARAMS
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams = PARAMS
 ) -> None:
     """Alternate annealing and CP-SAT until the run stops."""
     if run.check() is not None:
         return
     if run.paced_by_time:
-        _by_time(search, exact, run, params)
+        _improve_by_time(search, exact, run, params)
     elif math.isfinite(run.remaining_effort):
-        _by_effort(search, exact, run, params)
+        _improve_by_effort(search, exact, run, params)
     else:
-        _by_count(search, exact, run, params)
+        _improve_by_iterations(search, exact, run, params)
 
 
-def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRun:
+def inner_run(run: SearchRun, share: float, params: PathParams = PARAMS) -> SearchRun:
     """A nested run with a share of the remaining limit.
 
     Under an iteration limit it may use all remaining seconds of the outer run.
@@ -256,11 +256,11 @@ def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRu
     return AnyOf(counted, MaxRuntime(max(1e-3, run.remaining_s))).start()
 
 
-def _auto(
+def _solve_auto(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
     *,
     intensify: bool = False,
@@ -304,7 +304,7 @@ def _run_cbs(
     problem: PathProblem,
     arrays: PathArrays,
     incumbent: PathIncumbent,
-    run: StopRun,
+    run: SearchRun,
     seed: int,
 ) -> None:
     """Algorithm 1; with several waves, the paths of one are found first and repeated (D.1).
@@ -334,20 +334,20 @@ def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> I
     return collision_blind_paths(arrays)
 
 
-def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> PathIncumbent:
+def _solve_wave(wave: PathProblem, run: SearchRun, seed: int, share: float) -> PathIncumbent:
     """Solve one wave with a share of the remaining limit."""
     inner = inner_run(run, share)
     arrays = PathArrays.of(wave)
     best = PathIncumbent(arrays, inner, wave, seed=seed)
     initial_plans(arrays, best)
-    raise_simple_bound(arrays, best)
-    _auto(wave, arrays, best, inner, seed)
+    offer_simple_bound(arrays, best)
+    _solve_auto(wave, arrays, best, inner, seed)
     run.update(inner.iterations)
     return best
 
 
 def _reuse_wave(
-    problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: StopRun, seed: int
+    problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: SearchRun, seed: int
 ) -> None:
     """Repeat the best paths of one wave without overlap."""
     wave = wave_problem(problem)
@@ -361,7 +361,9 @@ def _reuse_wave(
     incumbent.offer_schedule(*repeat_in_turn(arrays, best.paths, best.starts, best.objective))
 
 
-def _by_time(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+def _improve_by_time(
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
+) -> None:
     """Improve under a time limit."""
     begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
     short = min(params.intensify_annealing, params.short_annealing_s / limit)
@@ -385,8 +387,10 @@ def _by_time(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathP
             run.update()
 
 
-def _by_effort(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
-    """Improve under an effort limit: as `_by_time`, with one CP-SAT worker."""
+def _improve_by_effort(
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
+) -> None:
+    """Improve under an effort limit: as `_improve_by_time`, with one CP-SAT worker."""
     limit = run.remaining_effort
     short = min(params.intensify_annealing, params.short_annealing_s / max(limit, MIN_EFFORT))
     share = params.intensify_annealing if search.intensify else max(params.annealing_share, short)
@@ -407,7 +411,9 @@ def _by_effort(search: PathSearch, exact: ExactSolver, run: StopRun, params: Pat
             run.spend(max(exact.pop_work(), MIN_EFFORT))
 
 
-def _by_count(search: PathSearch, exact: ExactSolver, run: StopRun, params: PathParams) -> None:
+def _improve_by_iterations(
+    search: PathSearch, exact: ExactSolver, run: SearchRun, params: PathParams
+) -> None:
     """Improve under an iteration limit: each step has a deterministic limit and is one iteration.
 
     An additional time limit only ends a step early.

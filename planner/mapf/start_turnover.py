@@ -26,12 +26,12 @@ def earliest_begins_s(
     starts: list[float] = []
     ends: list[float] = []
     for j in range(count):
-        soonest = starts[-1] + f if starts else 0.0
-        done = j - memory + 1
-        for r in range(1, done + 1):
-            soonest = max(soonest, ends[r - 1] + (done - r) * (b + f))
-        starts.append(soonest)
-        ends.append(max(soonest + shortest_s, ends[-1] + b if ends else 0.0))
+        earliest = starts[-1] + f if starts else 0.0
+        num_ended = j - memory + 1
+        for r in range(1, num_ended + 1):
+            earliest = max(earliest, ends[r - 1] + (num_ended - r) * (b + f))
+        starts.append(earliest)
+        ends.append(max(earliest + shortest_s, ends[-1] + b if ends else 0.0))
     return starts
 
 

@@ -19,7 +19,7 @@ from planner.problems import PathProblem
 from planner.search.arrays import Floats, Ints
 
 
-def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem | None:
+def wave_problem(problem: PathProblem, max_size: int = sys.maxsize) -> PathProblem | None:
     """The problem of the largest wave that divides the iteration; None if there is no smaller one.
 
     In a wave TC1 limits the number of paths through a device.
@@ -28,31 +28,33 @@ def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem |
     if not problem.live_memory:
         return None
     capacity = int(problem.memory[list(problem.stage_devices[0])].min())
-    for size in range(min(per_start - 1, capacity, most), 0, -1):
-        cap = problem.max_total_swaps
+    for size in range(min(per_start - 1, capacity, max_size), 0, -1):
+        max_total_swaps = problem.max_total_swaps
         wave = problem.replace(
             microbatches_per_start=size,
             live_memory=False,
             # every wave repeats the swaps of the first, so each gets an equal part of the limit
-            max_total_swaps=None if cap is None else cap * size // per_start,
+            max_total_swaps=None
+            if max_total_swaps is None
+            else max_total_swaps * size // per_start,
         )
-        if per_start % size == 0 and PathArrays.of(wave).impossible() is None:
+        if per_start % size == 0 and PathArrays.of(wave).infeasibility() is None:
             return wave
     return None
 
 
 def repeats_evenly(wave: PathProblem) -> bool:
     """Whether repeating any valid paths of the wave satisfies CC3."""
-    fewest, most = wave.visits
-    return fewest == most
+    fewest, largest = wave.visits
+    return fewest == largest
 
 
 def repeat_in_turn(
     arrays: PathArrays, wave: Ints, times: Floats, length_s: float
 ) -> tuple[Ints, Floats, float]:
     """Paths, starts and makespan of the repeated wave, without overlap of waves."""
-    rows, turn = _rows(arrays, len(wave))
-    paths, starts = wave[rows], times[rows] + turn[:, None] * length_s
+    row_in_wave, wave_number = _rows(arrays, len(wave))
+    paths, starts = wave[row_in_wave], times[row_in_wave] + wave_number[:, None] * length_s
     return paths, starts, float((starts[:, -1] + arrays.backward[paths[:, 0]]).max())
 
 
@@ -66,13 +68,15 @@ def offer_repeated_wave(
     repair_visits(arrays, paths)
     if not visits_balanced(arrays, paths):
         return
-    rows, turn = _rows(arrays, len(wave))
-    later = turn[:, None] * length_s
-    for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
-        makespan, begins = schedule_paths(arrays, paths, times[rows] + later * early, FOLLOW_TIMES)
+    row_in_wave, wave_number = _rows(arrays, len(wave))
+    delay_s = wave_number[:, None] * length_s
+    for overlap_factor in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
+        makespan, begins = schedule_paths(
+            arrays, paths, times[row_in_wave] + delay_s * overlap_factor, FOLLOW_TIMES
+        )
         incumbent.offer_schedule(paths, begins, makespan)
-    for late in (0.02, 0.1, 0.3, 0.6, 1.0):
-        offset = np.repeat(later * late, arrays.steps, axis=1)
+    for offset_factor in (0.02, 0.1, 0.3, 0.6, 1.0):
+        offset = np.repeat(delay_s * offset_factor, arrays.steps, axis=1)
         for tail_weight in (DEFAULT_TAIL_WEIGHT, 0.1, 0.3):
             makespan, begins = schedule_paths(arrays, paths, offset, tail_weight)
             incumbent.offer_schedule(paths, begins, makespan)
@@ -90,7 +94,7 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
     Visits per stage of a wave are rounded, so their multiples can violate CC3. Visits stay where
     they are if no device of the other stage has capacity (TC1).
     """
-    target = arrays.shares()
+    target = arrays.visits_per_stage()
     count = np.bincount(arrays.stage[paths.ravel()], minlength=len(target))
     if visits_balanced(arrays, paths):
         return
@@ -101,14 +105,14 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
                     break
                 stages = arrays.stage[paths[b]]
                 if s in stages and t not in stages:
-                    row = [d for d in paths[b, 1:].tolist() if arrays.stage[d] != s]
+                    devices = [d for d in paths[b, 1:].tolist() if arrays.stage[d] != s]
                     group = arrays.members[arrays.stage_ptr[t] : arrays.stage_ptr[t + 1]]
-                    use = np.bincount(paths.ravel(), minlength=len(arrays.stage))
-                    free = [d for d in group.tolist() if arrays.capacity[d] > use[d]]
+                    visits_of = np.bincount(paths.ravel(), minlength=len(arrays.stage))
+                    free = [d for d in group.tolist() if arrays.capacity[d] > visits_of[d]]
                     if not free:
                         break
-                    row.append(min(free, key=lambda d: (use[d], d)))
-                    paths[b, 1:] = sorted(row, key=lambda d: int(arrays.stage[d]))
+                    devices.append(min(free, key=lambda d: (visits_of[d], d)))
+                    paths[b, 1:] = sorted(devices, key=lambda d: int(arrays.stage[d]))
                     count[s] -= 1
                     count[t] += 1
 
@@ -116,6 +120,7 @@ def repair_visits(arrays: PathArrays, paths: Ints) -> None:
 def _rows(arrays: PathArrays, count: int) -> tuple[Ints, Ints]:
     """The microbatch of the wave that each microbatch repeats, and its wave."""
     starts = len(dict.fromkeys(arrays.starts.tolist()))
-    size, each = count // starts, arrays.microbatches // starts
+    wave_size, per_start = count // starts, arrays.microbatches // starts
     index = np.arange(arrays.microbatches)
-    return index // each * size + index % each % size, index % each // size
+    start, of_start = index // per_start, index % per_start
+    return start * wave_size + of_start % wave_size, of_start // wave_size

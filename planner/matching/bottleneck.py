@@ -81,11 +81,11 @@ def cost_matrix(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]
             if finite
             else "use infinity where a pair is not allowed"
         )
-        raise MatchingError(f"cost[{i}, {j}] is {_name(matrix[i, j])}; {remedy}")
+        raise MatchingError(f"cost[{i}, {j}] is {_number_text(matrix[i, j])}; {remedy}")
     return matrix
 
 
-def _name(number: float) -> str:
+def _number_text(number: float) -> str:
     return "NaN" if np.isnan(number) else f"{number}"
 
 
@@ -119,37 +119,37 @@ def fill_matching(cost: Floats2, column_of: Ints, row_of: Ints) -> float:
                 column_of[r] = c
                 row_of[c] = r
                 break
-    reach = np.empty(m)
+    tree_cost = np.empty(m)
     parent = np.empty(m, dtype=np.int64)
     done = np.empty(m, dtype=np.bool_)
     for root in range(n):
         if column_of[root] >= 0:
             continue
         for c in range(m):
-            reach[c] = cost[root, c]
+            tree_cost[c] = cost[root, c]
             parent[c] = root
             done[c] = False
         while True:
-            best = -1
+            column = -1
             for c in range(m):
-                if not done[c] and (best < 0 or reach[c] < reach[best]):
-                    best = c
-                    if row_of[c] < 0 and reach[c] <= level:
+                if not done[c] and (column < 0 or tree_cost[c] < tree_cost[column]):
+                    column = c
+                    if row_of[c] < 0 and tree_cost[c] <= level:
                         break
-            level = max(level, reach[best])
-            done[best] = True
-            row = row_of[best]
+            level = max(level, tree_cost[column])
+            done[column] = True
+            row = row_of[column]
             if row < 0:
                 break
             for c in range(m):
-                if not done[c] and cost[row, c] < reach[c]:
-                    reach[c] = cost[row, c]
+                if not done[c] and cost[row, c] < tree_cost[c]:
+                    tree_cost[c] = cost[row, c]
                     parent[c] = row
         # augment: flip the path from the free column back to the root
-        while best >= 0:
-            row = parent[best]
-            row_of[best] = row
+        while column >= 0:
+            row = parent[column]
+            row_of[column] = row
             previous = column_of[row]
-            column_of[row] = best
-            best = previous
+            column_of[row] = column
+            column = previous
     return level

@@ -42,7 +42,7 @@ class OpenPathParams:
         total, and at least ``min_starts``.
     circuit_nodes
         Maximum number of nodes for which CP-SAT improves the bound.
-    effort
+    max_work
         CP-SAT's deterministic time without a pure time limit.
     """
 
@@ -50,7 +50,7 @@ class OpenPathParams:
     min_starts: int = 4
     max_start_nodes: int = 2000
     circuit_nodes: int = 120
-    effort: float = 20.0
+    max_work: float = 20.0
 
 
 def open_path(
@@ -106,7 +106,7 @@ def open_path(
         best.offer_bound(_assignment_bound(matrix), "assignment relaxation")
         _local_search(matrix, best, params)
         if run.check() is None and len(matrix) <= params.circuit_nodes:
-            _circuit(matrix, best, params)
+            _solve_circuit(matrix, best, params)
     order = _canonical(matrix, best.plan or tuple(range(len(matrix))))
     return best.result(order, path_length(matrix, order), exhausted="limit")
 
@@ -133,9 +133,9 @@ def _checked(cost: ArrayLike) -> NDArray[np.float64]:
 
 
 def _canonical(cost: NDArray[np.float64], order: tuple[int, ...]) -> tuple[int, ...]:
-    back = order[::-1]
-    if back[0] < order[0] and path_length(cost, back) <= path_length(cost, order):
-        return back
+    reverse = order[::-1]
+    if reverse[0] < order[0] and path_length(cost, reverse) <= path_length(cost, order):
+        return reverse
     return order
 
 
@@ -165,8 +165,8 @@ def _held_karp(cost: Floats2) -> tuple[Ints, float]:
     visited = full - 1
     last = int(np.argmin(best[visited]))
     least = best[visited, last]
-    for place in range(n - 1, -1, -1):
-        order[place] = last
+    for position in range(n - 1, -1, -1):
+        order[position] = last
         previous = int(predecessor[visited, last])
         visited ^= 1 << last
         last = previous
@@ -180,7 +180,7 @@ def _local_search(
     n = len(cost)
     starts = max(params.min_starts, min(n, params.max_start_nodes // n))
     for start in np.random.default_rng(best.seed).permutation(n)[:starts]:
-        improved = _improve(cost, _nearest_neighbour(cost, int(start)))
+        improved = _descend(cost, _nearest_neighbour(cost, int(start)))
         order = tuple(int(i) for i in improved)
         best.offer(path_length(cost, order), order)
         if best.run.update() is not None:
@@ -205,87 +205,91 @@ def _assignment_bound(cost: NDArray[np.float64]) -> float:
 def _nearest_neighbour(cost: Floats2, start: int) -> Ints:
     n = len(cost)
     order = np.empty(n, dtype=np.int64)
-    used = np.zeros(n, dtype=np.bool_)
+    visited = np.zeros(n, dtype=np.bool_)
     order[0] = start
-    used[start] = True
-    for place in range(1, n):
+    visited[start] = True
+    for position in range(1, n):
         best = -1
         for node in range(n):
-            if not used[node] and (
-                best < 0 or cost[order[place - 1], node] < cost[order[place - 1], best]
+            if not visited[node] and (
+                best < 0 or cost[order[position - 1], node] < cost[order[position - 1], best]
             ):
                 best = node
-        order[place] = best
-        used[best] = True
+        order[position] = best
+        visited[best] = True
     return order
 
 
 @kernel
-def _link(cost: Floats2, order: Ints, one: int, other: int) -> float:
+def _cost_between(cost: Floats2, order: Ints, position: int, next_position: int) -> float:
     """Cost from one position to another; 0 where either is beyond the ends of the path."""
-    if one < 0 or other >= len(order):
+    if position < 0 or next_position >= len(order):
         return 0.0
-    return float(cost[order[one], order[other]])
+    return float(cost[order[position], order[next_position]])
 
 
 @kernel
 def _exchange_gain(cost: Floats2, order: Ints, a: int, b: int, c: int) -> float:
     """How much shorter the path gets if ``order[a:b]`` and ``order[b:c]`` are exchanged."""
-    before = _link(cost, order, a - 1, a) + _link(cost, order, b - 1, b)
-    before += _link(cost, order, c - 1, c)
-    after = _link(cost, order, a - 1, b) + _link(cost, order, c - 1, a)
-    after += _link(cost, order, b - 1, c)
+    before = _cost_between(cost, order, a - 1, a) + _cost_between(cost, order, b - 1, b)
+    before += _cost_between(cost, order, c - 1, c)
+    after = _cost_between(cost, order, a - 1, b) + _cost_between(cost, order, c - 1, a)
+    after += _cost_between(cost, order, b - 1, c)
     return before - after
 
 
 @kernel
-def _reversal_gain(cost: Floats2, order: Ints, turned: Floats, i: int, j: int) -> float:
+def _reversal_gain(cost: Floats2, order: Ints, asymmetry: Floats, i: int, j: int) -> float:
     """How much shorter the path gets if ``order[i : j + 1]`` is reversed."""
-    ends = _link(cost, order, i - 1, i) + _link(cost, order, j, j + 1)
-    new_ends = _link(cost, order, i - 1, j) + _link(cost, order, i, j + 1)
-    return float(ends - new_ends - (turned[j] - turned[i]))
+    ends = _cost_between(cost, order, i - 1, i) + _cost_between(cost, order, j, j + 1)
+    new_ends = _cost_between(cost, order, i - 1, j) + _cost_between(cost, order, i, j + 1)
+    return float(ends - new_ends - (asymmetry[j] - asymmetry[i]))
 
 
 @kernel
-def _sum_turned(cost: Floats2, order: Ints, turned: Floats) -> None:
-    """By position, what the links up to it cost more in the other direction."""
-    turned[0] = 0.0
+def _fill_asymmetry(cost: Floats2, order: Ints, asymmetry: Floats) -> None:
+    """By position, by how much the reversed links up to it cost more."""
+    asymmetry[0] = 0.0
     for k in range(1, len(order)):
-        turned[k] = turned[k - 1] + cost[order[k], order[k - 1]] - cost[order[k - 1], order[k]]
+        asymmetry[k] = (
+            asymmetry[k - 1] + cost[order[k], order[k - 1]] - cost[order[k - 1], order[k]]
+        )
 
 
 @allocating_entry
-def _improve(cost: Floats2, order: Ints) -> Ints:
+def _descend(cost: Floats2, order: Ints) -> Ints:
     """2-opt and Or-opt with blocks of up to three nodes in both directions, first improvement."""
     n = len(order)
-    turned = np.zeros(n)
-    _sum_turned(cost, order, turned)
-    least_gain = ROUNDING * np.abs(cost).max() * n
+    asymmetry = np.zeros(n)
+    _fill_asymmetry(cost, order, asymmetry)
+    min_gain = ROUNDING * np.abs(cost).max() * n
     improved = True
     while improved:
         improved = False
         for i in range(n - 1):
             for j in range(i + 1, n):
-                if _reversal_gain(cost, order, turned, i, j) > least_gain:
+                if _reversal_gain(cost, order, asymmetry, i, j) > min_gain:
                     order[i : j + 1] = order[i : j + 1][::-1].copy()
-                    _sum_turned(cost, order, turned)
+                    _fill_asymmetry(cost, order, asymmetry)
                     improved = True
                 for size in range(1, MAX_BLOCK + 1):
                     # a block at the start moves to the end of the run i..j, and vice versa
                     for middle in (i + size, j + 1 - size):
                         if not i < middle <= j:
                             continue
-                        if _exchange_gain(cost, order, i, middle, j + 1) > least_gain:
+                        if _exchange_gain(cost, order, i, middle, j + 1) > min_gain:
                             run = order[i : j + 1].copy()
                             last = j + 1 - middle
                             order[i : i + last] = run[middle - i :]
                             order[i + last : j + 1] = run[: middle - i]
-                            _sum_turned(cost, order, turned)
+                            _fill_asymmetry(cost, order, asymmetry)
                             improved = True
     return order
 
 
-def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams) -> None:
+def _solve_circuit(
+    cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams
+) -> None:
     """Improve plan and bound with CP-SAT: a circuit through all nodes and a depot of cost 0."""
     from ortools.sat.python import cp_model
 
@@ -317,7 +321,7 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
         else solver_for(
             seed=1,
             max_s=best.run.remaining_s,
-            max_work=min(params.effort, best.run.remaining_effort),
+            max_work=min(params.max_work, best.run.remaining_effort),
         )
     )
     status = solve_interruptibly(solver, model)

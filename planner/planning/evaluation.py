@@ -10,7 +10,7 @@ from planner.planning.shape import Shape
 from planner.planning.straight.schedules import straight_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.simulator.simulator import first_step_s, predict, step_s
+from planner.simulator.simulator import first_of_two_steps_s, predict, step_s
 from planner.training_plan.averaging_group import StageAveraging
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import Predicted, TrainingPlan
@@ -114,15 +114,15 @@ def evaluated(
     return _simulated(_unsimulated(problem, shape, assignment, times, schedules))
 
 
-def chained_step_s(
+def two_step_estimate_s(
     problem: PlanningProblem,
     shape: Shape,
     assignment: AssignmentPlan,
     times: ComputeTimes,
     schedule: Schedule,
 ) -> float:
-    """About what a step of the plan takes; see `planner.simulator.simulator.first_step_s`."""
-    return first_step_s(_unsimulated(problem, shape, assignment, times, (schedule,)))
+    """Estimate of the plan's step by `planner.simulator.simulator.first_of_two_steps_s`."""
+    return first_of_two_steps_s(_unsimulated(problem, shape, assignment, times, (schedule,)))
 
 
 def _unsimulated(

@@ -52,8 +52,8 @@ class Shape:
         return len(self.layers)
 
     @property
-    def starts(self) -> int:
-        """Devices of stage 0; in straight pipelines, the number of pipelines."""
+    def pipelines(self) -> int:
+        """Number of straight pipelines: the devices of stage 0."""
         return self.sizes[0]
 
     @property

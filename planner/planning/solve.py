@@ -43,8 +43,8 @@ from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result, objective_or_inf
 from planner.search.stop import (
+    SearchRun,
     StoppingCriterion,
-    StopRun,
     started,
 )
 from planner.training_plan.choices import Codec, Wiring
@@ -57,8 +57,8 @@ STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 to which they are tried."""
 REFUSALS = (ProblemError, NetworkError)
 """Errors that refuse a shape. Others, such as a deadlock in the simulator, are bugs."""
-FIRST_LOOK_SHARE = 0.5
-"""Share of the limit for a first look at every shape; the best one gets the rest."""
+SCREENING_SHARE = 0.5
+"""Share of the limit for screening all shapes; the best one gets the rest."""
 
 
 def plan(
@@ -135,7 +135,7 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
-def _remaining_limit(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
+def _remaining_limit(stop: StoppingCriterion, run: SearchRun) -> StoppingCriterion:
     """The rest of a limit in seconds; other limits are for the search alone."""
     return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
 
@@ -235,7 +235,10 @@ def _recomputed(problem: PlanningProblem, shape: Shape) -> PlanningProblem | Non
         or request.schedule == OperationOrder.ONE_F_ONE_B
     ):
         return None
-    least_memory, live = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
+    least_memory, live = (
+        float(cluster.memory_bytes.min()),
+        -(-shape.microbatches // shape.pipelines),
+    )
     if min(costs.room(least_memory) for costs in shape.costs(problem.workload)) >= live:
         return None
     return replace(problem, request=request.replace(recompute="all"))
@@ -274,7 +277,7 @@ def _matches_shape(baseline: BaselinePlan, problem: PlanningProblem, shape: Shap
     """Whether a baseline has this shape, order, layers and recomputation."""
     request, baseline_problem = problem.request, baseline.start.problem
     return (
-        (baseline.stages, baseline.pipelines) == (shape.stages, shape.starts)
+        (baseline.stages, baseline.pipelines) == (shape.stages, shape.pipelines)
         and baseline.order == request.schedule
         and baseline_problem.workload == problem.workload
         and (baseline_problem.request.recompute or ()) == (request.recompute or ())
@@ -291,15 +294,15 @@ def _with_certificates(
 
 
 def _straight(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: SearchRun
 ) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
-    plan = arranged.plan or straight_plan(problem, arranged.shape, arranged.assignment)
-    certificate = arranged.certificate
+    placement = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
+    plan = placement.plan or straight_plan(problem, placement.shape, placement.assignment)
+    certificate = placement.certificate
     return PlannedShape(
         plan,
-        arranged.shape,
+        placement.shape,
         {"assignment": certificate},
         f"{certificate.method}, {problem.request.schedule}",
         f"assignment: {certificate.stop_reason}",
@@ -321,54 +324,54 @@ def _best_shape(
     stop: StoppingCriterion,
     rank_baselines: Sequence[BaselinePlan],
 ) -> Result[TrainingPlan]:
-    """A first look at every number of stages and microbatch size, then more for the best one."""
+    """Screen all numbers of stages and microbatch sizes, then refine the best."""
     run = started(stop)
-    first_look = stop.portion(FIRST_LOOK_SHARE / len(shapes))
+    screening_stop = stop.portion(SCREENING_SHARE / len(shapes))
     interrupted = False
-    refused: list[ShapeRow] = []
-    looked_at: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
+    rejected: list[ShapeRow] = []
+    screened: list[tuple[PlanningProblem, Result[TrainingPlan]]] = []
     for variant in shapes:
         for open_problem in _with_recomputation(variant):
             try:
-                looked_at.append(
+                screened.append(
                     (
                         open_problem,
                         _plan_shape(
-                            open_problem, shape_of(open_problem), first_look, rank_baselines
+                            open_problem, shape_of(open_problem), screening_stop, rank_baselines
                         ),
                     )
                 )
             except REFUSALS as error:
-                refused.append(ShapeRow.refusal(open_problem, str(error)))
+                rejected.append(ShapeRow.refusal(open_problem, str(error)))
                 continue
-            if (interrupted := _interrupted(looked_at[-1][1])) or run.check() is not None:
+            if (interrupted := _interrupted(screened[-1][1])) or run.check() is not None:
                 break
-        if interrupted or (looked_at and run.check() is not None):
+        if interrupted or (screened and run.check() is not None):
             break
-    if not looked_at:
+    if not screened:
         # most stages, smallest microbatches and recomputation need least memory
         why = max(
-            reversed(refused),
+            reversed(rejected),
             key=lambda refusal: (refusal.stages, -refusal.microbatch_samples),
         ).refused
         raise ProblemError(
             why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
-    best_index = min(range(len(looked_at)), key=lambda k: objective_or_inf(looked_at[k][1]))
-    winner, best = looked_at[best_index]
-    second_look = best
+    best_index = min(range(len(screened)), key=lambda k: objective_or_inf(screened[k][1]))
+    winner, best = screened[best_index]
+    refined = best
     if not interrupted and run.check() is None:
-        remaining_stop = stop.portion(1 - FIRST_LOOK_SHARE, run.remaining_s)
-        second_look = _plan_shape(winner, shape_of(winner), remaining_stop, rank_baselines)
-    if objective_or_inf(second_look) < objective_or_inf(best):
-        best = second_look
-        looked_at[best_index] = winner, second_look
-    table = sorted([*(ShapeRow.of(*p) for p in looked_at), *refused], key=ShapeRow.rank)
+        remaining_stop = stop.portion(1 - SCREENING_SHARE, run.remaining_s)
+        refined = _plan_shape(winner, shape_of(winner), remaining_stop, rank_baselines)
+    if objective_or_inf(refined) < objective_or_inf(best):
+        best = refined
+        screened[best_index] = winner, refined
+    table = sorted([*(ShapeRow.of(*p) for p in screened), *rejected], key=ShapeRow.rank)
     best_of_shape: dict[tuple[int, int, int], ShapeRow] = {}
     for row in table:
         best_of_shape.setdefault(row.shape, row)
     table = list(best_of_shape.values())
-    return _with_least_bound(problem, best, [result for _, result in looked_at], table, run)
+    return _with_least_bound(problem, best, [result for _, result in screened], table, run)
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:
@@ -382,7 +385,7 @@ def _with_least_bound(
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
     table: Sequence[ShapeRow],
-    run: StopRun,
+    run: SearchRun,
 ) -> Result[TrainingPlan]:
     """The best plan, with the least bound of all shapes as its own, or that of any plan."""
     assert best.plan is not None and best.objective is not None

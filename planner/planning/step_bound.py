@@ -53,7 +53,7 @@ def step_bound(problem: PlanningProblem, shape: Shape) -> StepBound | None:
         cycle = request.cycle(shape.stages)
         visited = {0: request.path_stages or 0, 1: shape.stages}
         lengths = [visited[k] for k in cycle]
-        each = shape.microbatches // shape.starts
+        each = shape.microbatches // shape.pipelines
         averaging = one_round(problem, shape)
         seconds = cycle_bound_s(
             cluster, workload, shape.sizes, each, lengths, averaging, shape.layers, shape.recompute
@@ -100,12 +100,12 @@ def straight_bound_s(problem: PlanningProblem, shape: Shape) -> float:
 def _step_s(problem: PlanningProblem, shape: Shape, *, together: bool) -> float:
     """A step at whose start the devices of a stage begin together, or one of them does."""
     cluster, costs = problem.cluster, shape.costs(problem.workload)
-    together = together and shape.starts > 1
-    fewest, remainder = divmod(shape.microbatches, shape.starts)
+    together = together and shape.pipelines > 1
+    fewest, remainder = divmod(shape.microbatches, shape.pipelines)
     count = fewest + (1 if together and remainder else 0)
     times = _PipelineTimes.of(cluster, costs, count, shape.head_stage)
     stages = range(shape.stages)
-    if shape.starts == 1:
+    if shape.pipelines == 1:
         return times.last_backward_s(0, 0)  # no stage averages, so stage 0 ends last
     if not together:
         return min(times.last_backward_s(j, 0) for j in stages)

@@ -18,7 +18,7 @@ MIN_LIMIT_S = 0.01
 def solver_for(
     *, seed: int = 0, workers: int = 1, max_s: float = math.inf, max_work: float = math.inf
 ) -> cp_model.CpSolver:
-    """A CP-SAT solver with its limits."""
+    """A CP-SAT solver with limits on seconds and on work, its deterministic time."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()

@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from planner.search.certificate import OPTIMAL_GAP, Status, Witness, relative_gap
 from planner.search.fingerprint import fingerprint
 from planner.search.result import Result, Sense
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 PlanT = TypeVar("PlanT")
 FinalT = TypeVar("FinalT")
@@ -58,7 +58,7 @@ class Incumbent(Generic[PlanT]):
 
     def __init__(
         self,
-        run: StopRun,
+        run: SearchRun,
         problem: Any,
         *,
         method: str,

@@ -1,7 +1,7 @@
 """Stopping criteria: immutable values that are started for each run.
 
 A criterion such as ``MaxRuntime(10)`` can be used for any number of solves; the clock and the
-counters are in the `StopRun` that a solver gets from `start`.
+counters are in the `SearchRun` that a solver gets from `start`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TimeLimitReached(KeyboardInterrupt):
     """The caller's time limit is reached; handled like Ctrl-C: the best plan so far is returned."""
 
 
-class StopRun:
-    """One run under a stopping criterion: clock, iteration count, objective and bound.
+class SearchRun:
+    """One run of a search under a stopping criterion: clock, iterations, objective and bound.
 
     A solver calls `update` once per iteration and stops when it returns a reason.
 
@@ -140,7 +140,7 @@ class StopRun:
             INTERRUPTS.finishing = True
 
 
-def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
+def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> SearchRun:
     """Start a stopping criterion; raises ValueError if it is not one."""
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
@@ -153,12 +153,12 @@ def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
 class StoppingCriterion(ABC):
     """When to stop a search."""
 
-    def start(self, steps_per_effort: float = 1.0) -> StopRun:
+    def start(self, steps_per_effort: float = 1.0) -> SearchRun:
         """Start a run under this criterion; see `started`."""
-        return StopRun(self, steps_per_effort)
+        return SearchRun(self, steps_per_effort)
 
     @abstractmethod
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         """The reason why ``run`` should stop, or None."""
 
     def seconds(self) -> float:
@@ -171,7 +171,7 @@ class StoppingCriterion(ABC):
         return math.inf
 
     def effort(self) -> float:
-        """Maximum effort."""
+        """Maximum effort, in units of `Effort`."""
         return math.inf
 
     def found(self, objective: float, plan: Any) -> None:  # noqa: B027
@@ -196,7 +196,7 @@ class MaxRuntime(StoppingCriterion):
                 "give seconds"
             )
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return TIME_LIMIT if run.elapsed_s >= self.max_runtime_s else None
 
     def seconds(self) -> float:
@@ -212,7 +212,7 @@ class Deadline(StoppingCriterion):
 
     deadline_s: float
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return TIME_LIMIT if time.perf_counter() >= self.deadline_s else None
 
     def seconds(self) -> float:
@@ -231,7 +231,7 @@ class MaxIterations(StoppingCriterion):
     def __post_init__(self) -> None:
         _require_count("max_iterations", self.max_iterations, 0)
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return ITERATION_LIMIT if run.iterations >= self.max_iterations else None
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
@@ -243,7 +243,7 @@ class MaxIterations(StoppingCriterion):
 
 @dataclass(frozen=True)
 class Effort(StoppingCriterion):
-    """Stop after a deterministic amount of work, for any solver.
+    """Deterministic work limit, for any solver; like CP-SAT's deterministic time.
 
     One unit is about a second of one core, counted in each solver's own steps, so that the result
     does not depend on the speed of the machine.
@@ -274,7 +274,7 @@ class Effort(StoppingCriterion):
                 f"effort must be positive, found {_short_repr(self.units)}; give a number > 0"
             )
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return EFFORT_LIMIT if run.iterations >= self.iterations(run.steps_per_effort) else None
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
@@ -299,7 +299,7 @@ class TargetGap(StoppingCriterion):
                 f"gap must be >= 0, found {_short_repr(self.gap)}; give a fraction such as 0.05"
             )
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         gap = relative_gap(run.objective, run.bound)
         return "target gap" if gap is not None and gap <= self.gap else None
 
@@ -317,7 +317,7 @@ class NoImprovement(StoppingCriterion):
     def __post_init__(self) -> None:
         _require_count("max_iterations", self.max_iterations, 1)
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return "no improvement" if run.since_improvement >= self.max_iterations else None
 
 
@@ -330,10 +330,10 @@ class AnyOf(StoppingCriterion):
     def __init__(self, *criteria: StoppingCriterion) -> None:
         if not criteria:
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
-        for rule in criteria:
-            if not isinstance(rule, StoppingCriterion):
+        for criterion in criteria:
+            if not isinstance(criterion, StoppingCriterion):
                 raise ValueError(
-                    f"AnyOf takes stopping criteria, found {_short_repr(rule)}; give one"
+                    f"AnyOf takes stopping criteria, found {_short_repr(criterion)}; give one"
                 )
         object.__setattr__(self, "criteria", tuple(criteria))
 
@@ -341,7 +341,7 @@ class AnyOf(StoppingCriterion):
         for criterion in self.criteria:
             criterion.found(objective, plan)
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return next((why for c in self.criteria if (why := c.reason(run)) is not None), None)
 
     def seconds(self) -> float:
@@ -366,7 +366,7 @@ class DelegatingCriterion(StoppingCriterion):
     def found(self, objective: float, plan: Any) -> None:
         self.inner.found(objective, plan)
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         return self.inner.reason(run)
 
     def seconds(self) -> float:

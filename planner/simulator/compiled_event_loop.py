@@ -337,9 +337,9 @@ def _unsent_bytes(flows: FlowState, p: int, now: float) -> float:
 
 
 @inlined
-def _requested_rate(rounds: AveragingRounds, alone_s: float, k: int) -> float:
-    """Bytes per second that a round would send over its k-th resource if it ran alone."""
-    return float(_round32(rounds.resource_bytes[k] / alone_s)) if alone_s > 0.0 else 0.0
+def _requested_rate(rounds: AveragingRounds, nominal_s: float, k: int) -> float:
+    """Bytes per second that a round would send over its k-th resource in its nominal duration."""
+    return float(_round32(rounds.resource_bytes[k] / nominal_s)) if nominal_s > 0.0 else 0.0
 
 
 @kernel
@@ -378,7 +378,7 @@ def _begin_round(
         if averaging.num_rounds[r] > 1:
             flows.changed[0] = 1
     averaging.begin_s[g] = now
-    averaging.alone_s[g] = longest
+    averaging.nominal_s[g] = longest
     averaging.progress_s[g] = 0.0
     averaging.updated_s[g] = now
     averaging.rate[g] = 1.0
@@ -395,7 +395,7 @@ def _end_round(
     """End the sending of a round: its last byte has been sent."""
     for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
         r = rounds.resource[k]
-        averaging.demand[r] -= _requested_rate(rounds, averaging.alone_s[g], k)
+        averaging.demand[r] -= _requested_rate(rounds, averaging.nominal_s[g], k)
         averaging.num_rounds[r] -= 1
         if averaging.num_rounds[r] > 0:
             flows.changed[0] = 1
@@ -409,10 +409,10 @@ def _end_round(
 def _round_rate(
     pairs: Pairs, rounds: AveragingRounds, flows: FlowState, averaging: AveragingState, g: int
 ) -> float:
-    """A round's speed relative to its speed alone.
+    """A round's speed, relative to that of its nominal duration.
 
     Messages enqueued after the round began keep their rates. Rounds that share a resource divide
-    its residual capacity in proportion to the rates that each would have alone.
+    its residual capacity in proportion to their nominal rates.
     """
     rate = 1.0
     for k in range(rounds.resource_ptr[g], rounds.resource_ptr[g + 1]):
@@ -423,10 +423,10 @@ def _round_rate(
             if flows.enqueued_s[flows.head[p]] > averaging.begin_s[g]:
                 taken += flows.rate[p]
         if taken > 0.0 or averaging.num_rounds[r] > 1:
-            alone_s = averaging.alone_s[g]
+            nominal_s = averaging.nominal_s[g]
             left = max(pairs.capacity[r] - taken, 0.0)
-            others = averaging.demand[r] - _requested_rate(rounds, alone_s, k)
-            rate = min(rate, left * alone_s / (averaging.load_bytes[k] + others * alone_s))
+            others = averaging.demand[r] - _requested_rate(rounds, nominal_s, k)
+            rate = min(rate, left * nominal_s / (averaging.load_bytes[k] + others * nominal_s))
     return rate
 
 
@@ -451,7 +451,7 @@ def _update_round_rates(
         averaging.rate[g] = rate
         over = np.inf
         if rate > 0.0:
-            over = now + max(averaging.alone_s[g] - averaging.progress_s[g], 0.0) / rate
+            over = now + max(averaging.nominal_s[g] - averaging.progress_s[g], 0.0) / rate
         reschedule(queue, len(pairs.max_rate) + g, over, EVENT_STRIDE * g + ROUND_SENT)
 
 

@@ -26,7 +26,7 @@ from planner.training_plan.schedule import Operation
 
 @dataclass(frozen=True)
 class Run:
-    """A simulated run of some steps, from an idle start.
+    """A simulated run of some steps on an initially idle system.
 
     Attributes
     ----------

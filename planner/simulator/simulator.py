@@ -13,7 +13,7 @@ function                          use
 `simulate_cycle`                  timelines of all iterations of the cycle
 `predict`                         the times that a new plan states in its file
 `step_s`                          the step time alone
-`first_step_s`                    a cheap estimate of it, to rank candidates
+`first_of_two_steps_s`                    a cheap estimate of it, to rank candidates
 `steady_step_s`                   the mean over many more steps, to verify it
 `steps_by_averaging_s`            steps without and with averaging, if one in H averages
 `cycle_steps_s`                   every step of the pass that `step_s` measures, any cluster
@@ -70,7 +70,7 @@ def simulate(
     links: str = LinkModel.QUEUED,
     cores: int | None = None,
 ) -> Timeline:
-    """Predict one iteration from rest, and the plan's step time.
+    """Predict one iteration on an idle system, and the plan's step time.
 
     Parameters
     ----------
@@ -128,10 +128,10 @@ def simulate_cycle(
     Returns
     -------
     Predicted
-        ``pipeline_s`` and ``averaging_s`` are the means over ``plan.cycle`` of steps from rest,
-        ``step_s`` the mean distance of step ends in the third pass through it.
+        ``pipeline_s`` and ``averaging_s`` are the means over ``plan.cycle`` of steps on an idle
+        system, ``step_s`` the mean distance of step ends in the third pass through it.
     tuple of Timeline
-        One per schedule, from rest.
+        One per schedule, on an idle system.
 
     Raises
     ------
@@ -159,15 +159,15 @@ def predict(plan: TrainingPlan) -> Predicted:
     )
 
 
-def first_step_s(plan: TrainingPlan) -> float:
+def first_of_two_steps_s(plan: TrainingPlan) -> float:
     """The longest time of a stage in the first of two steps, from its start to its update.
 
     A cheap estimate of `step_s` (less than half the simulation). If replicas average every H steps,
     the mean over steps with and without averaging.
     """
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s = 0.0 if plan.sync.every_steps == 1 else simulation.first_of_two_s(averages=False)
-    return plan.sync.mean_s(alone_s, simulation.first_of_two_s(averages=True))
+    local_step_s = 0.0 if plan.sync.every_steps == 1 else simulation.first_of_two_s(averages=False)
+    return plan.sync.mean_s(local_step_s, simulation.first_of_two_s(averages=True))
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
@@ -189,8 +189,10 @@ def steady_step_s(plan: TrainingPlan, passes: int = 20) -> float:
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
     if plan.sync.delayed:
         return simulation.step_s()  # measures passes after the third already
-    alone_s = 0.0 if plan.sync.every_steps == 1 else simulation.steady_s(passes, averages=False)
-    return plan.sync.mean_s(alone_s, simulation.steady_s(passes, averages=True))
+    local_step_s = (
+        0.0 if plan.sync.every_steps == 1 else simulation.steady_s(passes, averages=False)
+    )
+    return plan.sync.mean_s(local_step_s, simulation.steady_s(passes, averages=True))
 
 
 def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
@@ -207,10 +209,10 @@ def steps_by_averaging_s(plan: TrainingPlan) -> tuple[float, float]:
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
     simulation = _Simulation.of(plan, None, None, LinkModel.QUEUED, None)
-    alone_s, averages_s, covered_steps = simulation.mean_steps_s()
+    local_step_s, averaging_step_s, covered_steps = simulation.mean_steps_s()
     if covered_steps == plan.sync.every_steps:
-        alone_s = simulation.mean_step_s(averages=False)
-    return alone_s, covered_steps * averages_s - (covered_steps - 1) * alone_s
+        local_step_s = simulation.mean_step_s(averages=False)
+    return local_step_s, covered_steps * averaging_step_s - (covered_steps - 1) * local_step_s
 
 
 def cycle_steps_s(
@@ -225,14 +227,16 @@ def cycle_steps_s(
     every_steps = plan.sync.every_steps
     if every_steps == 1:
         return simulation.third_pass_s(averages=True)
-    alone_s = simulation.third_pass_s(averages=False)
-    with_s = simulation.third_pass_s(averages=True)
+    local_steps_s = simulation.third_pass_s(averages=False)
+    averaging_steps_s = simulation.third_pass_s(averages=True)
     if plan.sync.delayed:
-        more_s = every_steps * (simulation.step_s() - sum(alone_s) / len(alone_s))
-        with_s = [step_s + more_s for step_s in alone_s]
-    cycle_length = len(alone_s)
+        averaging_adds_s = every_steps * (
+            simulation.step_s() - sum(local_steps_s) / len(local_steps_s)
+        )
+        averaging_steps_s = [step_s + averaging_adds_s for step_s in local_steps_s]
+    cycle_length = len(local_steps_s)
     return [
-        (with_s if (t + 1) % every_steps == 0 else alone_s)[t % cycle_length]
+        (averaging_steps_s if (t + 1) % every_steps == 0 else local_steps_s)[t % cycle_length]
         for t in range(math.lcm(cycle_length, every_steps))
     ]
 
@@ -279,7 +283,7 @@ class _Simulation:
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 
     def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
-        """Simulate steps from an idle start; averaging is part of it with queued links only."""
+        """Simulate steps on an initially idle system; they average only if links queue."""
         run = Run.planned(
             self.program,
             steps,
@@ -298,15 +302,19 @@ class _Simulation:
         """Mean time between step ends in the third pass through the cycle."""
         cycle = list(self.plan.cycle)
         if not self.queues:
-            alone = {k: self.run([k], False, 1) for k in set(cycle)}
-            pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
+            idle_runs = {k: self.run([k], False, 1) for k in set(cycle)}
+            pipeline = sum(float(idle_runs[k].times.end.max(initial=0.0)) for k in cycle) / len(
+                cycle
+            )
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
             inner = tuple(map(within, self.plan.averaging))
-            each = averaging_s(self.plan.replace(averaging=inner), self.cluster, self.workload)
+            inner_averaging = averaging_s(
+                self.plan.replace(averaging=inner), self.cluster, self.workload
+            )
             step = pipeline + max(self.plan.compute_times.update_s, default=0)
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
-            return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
+            return step + self.plan.sync.mean_s(max(inner_averaging.values(), default=0), averaging)
         return self.plan.sync.mean_s(*self.mean_steps_s())
 
     def mean_steps_s(self) -> tuple[float, float, int]:
@@ -314,11 +322,13 @@ class _Simulation:
 
         The count is 1, or 2 if averaging is delayed; the former is 0 if the count is H.
         """
-        every, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
-        covered_steps = min(every, 2) if delayed else 1
-        averages_s = self._delayed_s(covered_steps) if delayed else self.mean_step_s(averages=True)
-        alone_s = 0.0 if every == covered_steps else self.mean_step_s(averages=False)
-        return alone_s, averages_s, covered_steps
+        every_steps, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
+        covered_steps = min(every_steps, 2) if delayed else 1
+        averaging_step_s = (
+            self._delayed_s(covered_steps) if delayed else self.mean_step_s(averages=True)
+        )
+        local_step_s = 0.0 if every_steps == covered_steps else self.mean_step_s(averages=False)
+        return local_step_s, averaging_step_s, covered_steps
 
     def mean_step_s(self, *, averages: bool) -> float:
         """Mean step of the third pass through the cycle."""
@@ -337,20 +347,20 @@ class _Simulation:
         groups = [list(group) for group in plan.assignment.groups]
         return float(max(end[group].max() - begin[group].min() for group in groups))
 
-    def _delayed_s(self, turns: int) -> float:
-        """Mean step if one of ``turns`` steps averages while the next one runs.
+    def _delayed_s(self, cycle_steps: int) -> float:
+        """Mean step if one of ``cycle_steps`` steps averages while the next one runs.
 
         The pattern of waits needs some passes to become periodic: measured are `PASSES` passes
         after the first `PASSES`.
         """
-        pattern_length = math.lcm(len(self.plan.cycle), turns)
-        averages = [(t + 1) % turns == 0 for t in range(pattern_length)]
+        pattern_length = math.lcm(len(self.plan.cycle), cycle_steps)
+        averages = [(t + 1) % cycle_steps == 0 for t in range(pattern_length)]
         return self._after_third_s(PASSES, averages)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Times between step ends in the third pass through the cycle."""
         cycle = list(self.plan.cycle)
-        # one more step, whose first messages may slow down the last averaging that counts
+        # one more step, whose first messages may slow down the last averaging that is measured
         ends = self.run([*cycle * PASSES, cycle[0]], averages).times.step_end
         return np.diff(ends[-len(cycle) - 2 : -1]).tolist()  # type: ignore[no-any-return]
 
@@ -367,7 +377,7 @@ class _Simulation:
         return float(ends[-2] - ends[PASSES * pattern_length - 1]) / (passes * pattern_length)
 
     def timeline(self, schedule: int, step_s: float) -> Timeline:
-        """Timeline of one step from an idle start."""
+        """Timeline of one step on an idle system."""
         run = self.run([schedule], True, 1)
         operations, pairs, times = self.program.operations, self.program.pairs, run.times
         operation_ids = run.operation_ids(schedule)
@@ -420,7 +430,7 @@ class _Simulation:
         )
 
     def averaging_s(self, run: Run) -> float:
-        """The longest averaging of a stage in a step from an idle start, including tied weights."""
+        """The longest averaging of a stage in a step on an idle system, including tied weights."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
         took: dict[int, float] = {}
@@ -431,7 +441,7 @@ class _Simulation:
         return self.plan.longest_averaging_s(took)
 
     def _closing(self, run: Run) -> tuple[Op, ...]:
-        """Averaging and updates of a step from an idle start."""
+        """Averaging and updates of a step on an idle system."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
         ops = []

@@ -155,8 +155,8 @@ class AveragingState(NamedTuple):
     ----------
     running, num_running, running_index
         The running groups, ``running[: num_running[0]]``, and each group's index in that list.
-    begin_s, alone_s
-        ``float[G]``: when the round began; its seconds if no more messages are enqueued.
+    begin_s, nominal_s
+        ``float[G]``: when the round began; its duration if no more messages are enqueued.
     progress_s, rate, updated_s
         ``float[G]``: how many of these seconds are done at time ``updated_s``, and the speed from
         then on.
@@ -165,7 +165,7 @@ class AveragingState(NamedTuple):
         when the round began.
     demand, num_rounds
         ``float[R]``, ``int[R]``: bytes per second that the running rounds would send over each
-        resource if each ran alone, and the number of rounds that use it.
+        resource in their nominal durations, and the number of rounds that use it.
     step
         ``int[G]``: the step that the round belongs to.
     norm_received, norm_sum_s
@@ -177,7 +177,7 @@ class AveragingState(NamedTuple):
     num_running: Ints
     running_index: Ints
     begin_s: Floats
-    alone_s: Floats
+    nominal_s: Floats
     progress_s: Floats
     rate: Floats
     updated_s: Floats

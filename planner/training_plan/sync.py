@@ -111,10 +111,10 @@ class Sync:
         step."""
         return self.delayed and steps > 0 and self.due(steps - 1)
 
-    def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
+    def mean_s(self, local_step_s: float, averaging_step_s: float, num_averaging: int = 1) -> float:
         """Mean seconds of a step over H steps."""
         h = self.every_steps
-        return ((h - averaging) * alone_s + averaging * averages_s) / h
+        return ((h - num_averaging) * local_step_s + num_averaging * averaging_step_s) / h
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; ``delayed`` only if true."""

@@ -22,7 +22,7 @@ from planner.planning.baselines.plans import Baselines
 from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
 from planner.report.figures import seconds
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 from planner.simulator.simulator import simulate
 from planner.training_plan.file import load_plan
 from planner.workload.precision import Precision
@@ -543,7 +543,7 @@ def test_ctrl_c_returns_the_incumbent(
 ) -> None:
     """Paths and plan alike are valid and say that they were interrupted."""
 
-    def interrupted(_: Reporting, run: StopRun) -> str | None:
+    def interrupted(_: Reporting, run: SearchRun) -> str | None:
         if run.objective is not None:
             os.kill(os.getpid(), signal.SIGINT)
         return None

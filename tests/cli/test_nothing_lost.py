@@ -23,7 +23,7 @@ from planner.cli.main import main
 from planner.planning.joint.joint_search import _Search
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.search.interrupts import INTERRUPTS
-from planner.search.stop import MaxIterations, StopRun
+from planner.search.stop import MaxIterations, SearchRun
 from planner.training_plan import file as plan_files
 from planner.training_plan.file import load_plan, save_plan
 from planner.utils import atomic_write
@@ -179,7 +179,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     """Send these signals in a search, once there is something."""
     waiting = list(numbers)
 
-    def reason(_: Reporting, run: StopRun) -> str | None:
+    def reason(_: Reporting, run: SearchRun) -> str | None:
         if run.objective is not None and waiting:
             os.kill(os.getpid(), waiting.pop(0))
         return None

@@ -13,9 +13,10 @@ from planner.checker.assignment_bounds import recomputed_bound_s
 from planner.checker.dispatch import check
 from planner.genetic import auto, solve, solve_assignment
 from planner.genetic import chain_bound as chain
+from planner.genetic.boundary_sets import BoundarySets
 from planner.genetic.bounds import forest_bound, quick_bound, star_bound
 from planner.genetic.chain_bound import ChainBound, ChainParams
-from planner.genetic.chain_decision import can_keep
+from planner.genetic.chain_decision import is_achievable
 from planner.genetic.classes import (
     ClassCosts,
     ClassModelResult,
@@ -25,7 +26,6 @@ from planner.genetic.classes import (
 )
 from planner.genetic.classes import solve_classes as real_solve_classes
 from planner.genetic.data import assignment_data, groups_of
-from planner.genetic.kept_sets import KeptSets
 from planner.matching import open_path
 from planner.problems import AssignmentProblem
 from planner.problems.assignment_method import Method
@@ -115,9 +115,9 @@ def test_undecided_queries_do_not_raise_the_bound(shape: dict[str, object]) -> N
 
 @pytest.mark.parametrize("shape", SEVERAL, ids=str)
 def test_decisions_agree_with_enumeration(shape: dict[str, object]) -> None:
-    """`can_keep` is True at the least level of any plan, and False just below."""
+    """`is_achievable` is True at the least level of any plan, and False just below."""
     problem = problem_of(shape, 6)
-    data, sets = assignment_data(problem), KeptSets(assignment_data(problem))
+    data, sets = assignment_data(problem), BoundarySets(assignment_data(problem))
     plans = [
         (
             problem.data_parallel_s(groups),
@@ -130,13 +130,13 @@ def test_decisions_agree_with_enumeration(shape: dict[str, object]) -> None:
         kept = [j for j in range(sets.boundaries) if mask >> j & 1]
         for limit in (np.inf, ceiling):
             least = min(max(b[j] for j in kept) for dp_cost, b in plans if dp_cost <= limit)
-            assert can_keep(data, mask, least, limit, 5.0) is True
-            assert can_keep(data, mask, least * (1 - 1e-4), limit, 5.0) is False
+            assert is_achievable(data, mask, least, limit, 5.0) is True
+            assert is_achievable(data, mask, least * (1 - 1e-4), limit, 5.0) is False
 
 
-def test_kept_sets_are_grouped_by_run_lengths() -> None:
+def test_boundary_sets_are_grouped_by_run_lengths() -> None:
     """Seven boundaries have 128 sets, with one key per integer partition of 8."""
-    sets = KeptSets(assignment_data(problem_of({"stages": 8, "pipelines": 2}, 0)))
+    sets = BoundarySets(assignment_data(problem_of({"stages": 8, "pipelines": 2}, 0)))
     assert len(sets.mask_of) == 22
     assert sets.contains((8,), (2, 2, 2, 2)) and sets.contains((4, 4), (3, 2, 2, 1))
     assert not sets.contains((4, 4), (5, 1, 1, 1)) and not sets.contains((6, 2), (4, 4))
@@ -152,9 +152,9 @@ def test_class_model_is_exact(shape: dict[str, object], sites: int) -> None:
     costs = ClassCosts.of(data, classes)
     trivial = groups_of(data, np.arange(len(data.stage_of_slot)))
     given: dict[str, Any] = {"upper": problem.cost(trivial), "hint": counts_of(costs, trivial)}
-    short = real_solve_classes(data, costs, **given, effort=1e-3)
+    short = real_solve_classes(data, costs, **given, max_work=1e-3)
     assert short.bound <= optimum * ABOVE
-    full = real_solve_classes(data, costs, **given, effort=20.0)
+    full = real_solve_classes(data, costs, **given, max_work=20.0)
     assert optimum * (1 - 1e-6) <= full.bound <= optimum * ABOVE
     assert full.counts is not None
     assert problem.cost(groups_from_counts(costs, full.counts)) == pytest.approx(optimum, rel=1e-6)
@@ -223,7 +223,7 @@ def test_wrong_decision_is_detected(
     shape: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If every decision is infeasible, the bound exceeds the incumbent."""
-    monkeypatch.setattr(chain, "can_keep", lambda *_: False)
+    monkeypatch.setattr(chain, "is_achievable", lambda *_: False)
     monkeypatch.setattr(auto.AutoSolver, "_class_model_applies", lambda *_: False)
     assert_wrong_bound_raises(problem_of(shape, 3), "auto")
 

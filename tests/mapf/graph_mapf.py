@@ -190,7 +190,7 @@ class GraphAgents:
         stay that begins before b and lasts until e meets any that begins in ``[b, e)``.
         """
         one, other = conflict
-        place, least = one.place, self.least[one.place]
+        place, least = one.resource, self.least[one.resource]
         if other.begin < one.begin + least - self.slack:
             first = EntryConstraint(place, one.begin - self.slack, other.begin + least, -math.inf)
             second = EntryConstraint(place, other.begin - self.slack, one.begin + least, -math.inf)

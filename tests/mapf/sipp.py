@@ -69,7 +69,7 @@ def safe_path(
     """
     by_vertex: dict[int, list[EntryConstraint]] = {}
     for constraint in constraints:
-        by_vertex.setdefault(constraint.place, []).append(constraint)
+        by_vertex.setdefault(constraint.resource, []).append(constraint)
     safe = {v: windows(of) for v, of in by_vertex.items()}
     first = next((k for k, w in enumerate(safe.get(start, FREE)) if w.first == -math.inf), None)
     if first is None or math.isinf(cost_to_go[start]):

@@ -1,4 +1,4 @@
-"""Safe intervals of SIPP: times at which a place may be entered."""
+"""Safe intervals of SIPP: times at which a resource may be entered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EntryConstraint(NamedTuple):
     With ``before = -inf`` it must not enter then; with ``inf`` it must leave eventually.
     """
 
-    place: int
+    resource: int
     first: float
     last: float
     before: float
@@ -29,9 +29,9 @@ class Window(NamedTuple):
 
 
 def windows(constraints: Iterable[EntryConstraint]) -> list[Window]:
-    """Times at which a place may be entered, in ascending order (the safe intervals of SIPP).
+    """Times at which a resource may be entered, in ascending order (the safe intervals of SIPP).
 
-    All rules must be of the same place.
+    All rules must be of the same resource.
     """
     given = list(constraints)
     cuts = sorted({-math.inf, *(r.first for r in given), *(r.last for r in given)})

@@ -188,7 +188,7 @@ def test_initial_arrangements_respect_memory(
     for first in (None, dealt):
         found = arrange_paths(problem, MaxIterations(1), 0, first)
         assert found.plan is not None and check(found, problem) == []
-    monkeypatch.setattr("planner.mapf.arrange._arrangements", lambda problem: iter([dealt]))
+    monkeypatch.setattr("planner.mapf.arrange._initial_arrangements", lambda problem: iter([dealt]))
     given_up = arrange_paths(problem, MaxIterations(1))
     assert given_up.status is Status.UNKNOWN
     assert "on the first arrangement stage 1" in given_up.stop_reason

@@ -77,7 +77,7 @@ def test_conflicts_are_all_overlaps(found: list[Occupancy]) -> None:
     wanted = {
         frozenset((i, j))
         for (i, one), (j, other) in itertools.combinations(enumerate(found), 2)
-        if one.place == other.place and one.agent != other.agent
+        if one.resource == other.resource and one.agent != other.agent
         if one.begin < one.end and other.begin < other.end
         if one.begin < other.end and other.begin < one.end
     }
@@ -85,7 +85,7 @@ def test_conflicts_are_all_overlaps(found: list[Occupancy]) -> None:
     assert len(pairs) == len(wanted)
     for one, other in pairs:
         assert one.begin <= other.begin < one.end
-        assert one.place == other.place and one.agent != other.agent
+        assert one.resource == other.resource and one.agent != other.agent
     assert [pair[1].begin for pair in pairs] == sorted(pair[1].begin for pair in pairs)
 
 

@@ -15,7 +15,7 @@ from planner.mapf.cbs import CbsOptions, ConflictObjective
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING
-from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
+from planner.search.stop import MaxIterations, SearchRun, StoppingCriterion
 from tests.mapf.graph_check import check_graph_plan
 from tests.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_graph_mapf
 from tests.mapf.graphs import grid, joint_optimum, random_graph, solvable
@@ -244,7 +244,7 @@ def test_invalid_problems_raise(
 class Interrupted(StoppingCriterion):
     """Ctrl-C in the middle of the search."""
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         if run.iterations >= 5:
             raise KeyboardInterrupt
         return None

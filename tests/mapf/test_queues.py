@@ -23,9 +23,9 @@ from planner.mapf.intervals import Constraint
 from planner.mapf.link_bounds import link_bounds
 from planner.mapf.list_scheduling import ScheduleData, ScheduleState, build_plan
 from planner.mapf.path_enumeration import all_paths
-from planner.mapf.router import PathRouter, link_place
+from planner.mapf.router import PathRouter, link_resource
 from planner.mapf.schedule_by_rank import schedule_by_rank
-from planner.mapf.skippipe_cbs import CapacityConflict, MicrobatchAgents
+from planner.mapf.skippipe_cbs import CapacityConflict, SkipPipeDomain
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.search.arrays import Floats
 from planner.search.certificate import Status
@@ -250,17 +250,17 @@ def test_routes_wait_for_links() -> None:
     assert free is not None
     for message in free.messages:
         until = message.end + 20
-        held = router.route(0, [Constraint(message.place, message.begin, until)])
+        held = router.route(0, [Constraint(message.resource, message.begin, until)])
         assert held is not None and held.end_s == pytest.approx(free.end_s + until - message.begin)
-    places = [message.place for message in free.messages]
-    assert places == [link_place(n, *pair) for pair in ((u, v), (v, u)) * 2]
+    places = [message.resource for message in free.messages]
+    assert places == [link_resource(n, *pair) for pair in ((u, v), (v, u)) * 2]
 
 
 def test_messages_collide_in_conflict_based_search() -> None:
     """Two messages collide; one agent departs later, or runs later on the sending device."""
     problem = one_pair(forward_s=0.5)
     arrays = PathArrays.of(problem)
-    domain = MicrobatchAgents(PathRouter(arrays), False)
+    domain = SkipPipeDomain(PathRouter(arrays), False)
     search = ConflictSearch(
         domain, MaxIterations(100).start(), CbsOptions(ConflictObjective.MAKESPAN)
     )
@@ -269,7 +269,7 @@ def test_messages_collide_in_conflict_based_search() -> None:
     pairs = [
         c
         for c in domain.conflicts(routes)
-        if not isinstance(c, CapacityConflict) and c[0].place == 3
+        if not isinstance(c, CapacityConflict) and c[0].resource == 3
     ]
     # handed over at 0.5 and at 1 s; the first keeps the link until 3.5 s
     assert [(one.begin, other.begin) for one, other in pairs[:1]] == [(0.5, 1.0)]

@@ -18,7 +18,7 @@ from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Constraint
 from planner.mapf.path_enumeration import all_paths, chain_s
 from planner.mapf.router import ALWAYS, PathRouter
-from planner.mapf.skippipe_cbs import CapacityConflict, MicrobatchAgents, SkipPipeSearch
+from planner.mapf.skippipe_cbs import CapacityConflict, Limit, SkipPipeDomain, SkipPipeSearch
 from planner.problems import PathProblem
 from planner.search.certificate import Status
 from planner.search.stop import MaxIterations
@@ -58,7 +58,7 @@ def end_s(problem: PathProblem, path: tuple[int, ...], constraints: list[Constra
         blocks = [
             (constraint.begin, constraint.end)
             for constraint in constraints
-            if constraint.place == d
+            if constraint.resource == d
         ]
         begin = earliest(ready + float(problem.transfer_s[at, d]), float(seconds), blocks)
         ready, at = begin + float(seconds), d
@@ -88,21 +88,21 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
     assert route.end_s == pytest.approx(min(ends.values()))
     for occupancy, constraint in itertools.product(route.occupancies, constraints):
         apart = occupancy.end <= constraint.begin + 1e-9 or constraint.end <= occupancy.begin + 1e-9
-        assert occupancy.place != constraint.place or apart
+        assert occupancy.resource != constraint.resource or apart
 
 
 def test_capacity_conflict_reroutes_the_fastest_agents() -> None:
     """The slowest agents keep their routes; branches differ in who is rerouted (CC3)."""
     problem = random_problem(3, (3, 2, 2, 2), path_stages=3, each=2, memory=6)
     router = PathRouter(PathArrays.of(problem))
-    domain = MicrobatchAgents(router, True)
+    domain = SkipPipeDomain(router, True)
     search = ConflictSearch(
         domain, MaxIterations(100).start(), CbsOptions(ConflictObjective.MAKESPAN)
     )
     root = search.root()
     assert root is not None
     crowd = root.conflicts[0]
-    assert isinstance(crowd, CapacityConflict) and crowd.stage and crowd.excess > 0
+    assert isinstance(crowd, CapacityConflict) and crowd.limit is Limit.STAGE and crowd.excess > 0
     ends = [root.routes[b].end_s for b in crowd.agents]
     assert ends == sorted(ends)
     branches = domain.split(crowd, root)

@@ -14,8 +14,8 @@ from planner.matching.path_tsp import (
     EXACT_NODES,
     OpenPathParams,
     _assignment_bound,
-    _circuit,
-    _improve,
+    _descend,
+    _solve_circuit,
     path_length,
 )
 from planner.search.certificate import Status
@@ -102,7 +102,7 @@ def test_circuit_bound_is_valid(stop: StoppingCriterion) -> None:
             stop.start(), cost, method="circuit", seed=0
         )
         incumbent.offer(path_length(cost, order), order)
-        _circuit(cost, incumbent, OpenPathParams())
+        _solve_circuit(cost, incumbent, OpenPathParams())
         best = brute_force(cost)
         assert incumbent.objective == pytest.approx(best, rel=1e-9)
         assert incumbent.bound is not None
@@ -124,7 +124,7 @@ def test_wrong_bounds_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         best.offer_bound(1.5 * 19, "CP-SAT circuit")
 
     monkeypatch.setattr(MODULE, "_assignment_bound", lambda given: real(given) / 2)
-    monkeypatch.setattr(MODULE, "_circuit", wrong_circuit)
+    monkeypatch.setattr(MODULE, "_solve_circuit", wrong_circuit)
     with pytest.raises(WrongBoundError, match="CP-SAT circuit"):
         open_path(cost, MaxIterations(30))
 
@@ -175,7 +175,7 @@ def test_local_optima_cannot_be_improved_by_moving_a_block(seed: int) -> None:
     n = 9 + seed
     cost = random.random((n, n))
     np.fill_diagonal(cost, 0.0)
-    order = _improve(cost, random.permutation(n).astype(np.int64)).tolist()
+    order = _descend(cost, random.permutation(n).astype(np.int64)).tolist()
     length = path_length(cost, tuple(order))
     for size in range(1, 4):
         for start in range(n - size + 1):

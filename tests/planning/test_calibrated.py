@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.bound_basis import bound_bases
-from planner.checker.joint_bound import _are_no_faster, whole_step_bound_s
+from planner.checker.joint_bound import DeviceClass, _are_no_faster, whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
 from planner.planning.calibrated import fastest_measured
 from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
@@ -359,8 +359,8 @@ def test_forged_head_time_is_detected() -> None:
 
 def test_fastest_devices_per_operation_bound_all_plans() -> None:
     """Replace every device by one with the fastest operations, the same memory and links."""
-    fast, slow, other = (2.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 1.0, 1.0)
-    between = (1.5, 1.0, 1.0, 1.0)
+    fast, slow = DeviceClass(2.0, 1.0, 1.0, 1.0), DeviceClass(1.0, 1.0, 1.0, 1.0)
+    other, between = DeviceClass(2.0, 2.0, 1.0, 1.0), DeviceClass(1.5, 1.0, 1.0, 1.0)
     known = Counter([fast, slow])
     assert _are_no_faster(Counter([fast]), known) and _are_no_faster(Counter([slow, slow]), known)
     assert _are_no_faster(Counter([between, slow]), known)

@@ -16,7 +16,7 @@ from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.averaging.hierarchical import has_hierarchy, hierarchical_rounds
 from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.layout_kernel import averaging_s
+from planner.planning.joint.layout_averaging import averaging_s
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.simulator.averaging_rounds import group_bytes, rounds_s
 from planner.simulator.resources import LinkResources

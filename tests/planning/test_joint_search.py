@@ -17,7 +17,7 @@ from planner.planning.joint.flow_plan import LayoutContext
 from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 from planner.training_plan.model import Routing, TrainingPlan
 from tests.conftest import random_network, tiny_workload
 from tests.planning.test_layouts import model, regions
@@ -60,7 +60,7 @@ def test_no_improvement_counts_from_the_first_candidate() -> None:
     evaluated = []
 
     class Watched(pl.NoImprovement):
-        def reason(self, run: StopRun) -> str | None:
+        def reason(self, run: SearchRun) -> str | None:
             evaluated.append(run.evaluates_plans)
             return super().reason(run)
 
@@ -307,7 +307,7 @@ def test_stochastic_wiring_starts_with_all_devices(seed: int, batch: int) -> Non
 class InterruptedAtOnce(pl.MaxIterations):
     """Stopping criterion that is interrupted at its first evaluation."""
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         raise KeyboardInterrupt
 
 

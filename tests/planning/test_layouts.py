@@ -17,9 +17,10 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.averaging.stage_averaging import adaptive_group
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_kernel import estimate, in_flight_room, one_round_s
+from planner.planning.joint.layout_averaging import one_round_s
+from planner.planning.joint.layout_estimate import estimate, in_flight_room
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
@@ -29,7 +30,7 @@ from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 
-STARTS = (InitialLayout.NEIGHBOURS, InitialLayout.SPREAD, InitialLayout.SUBSET)
+STARTS = (InitialLayout.NEARBY, InitialLayout.SPREAD, InitialLayout.NEARBY_SUBSET)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
@@ -96,7 +97,7 @@ def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
     search = LayoutSearch(classes, work)
     cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
-    state = search._state(layout)
+    state = search._state_of(layout)
     for j, (a, b) in enumerate(layout.layers):
         found = in_flight_room(search.model, search.class_arrays, state, j, 0)
         for does, room in zip((False, True), found, strict=True):
@@ -155,7 +156,7 @@ def test_truncated_estimates_exceed_the_limit(
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
     given_ = Constraints(every_steps=every, delayed=delayed)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
-    state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
+    state = search._initial_state(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
     limits = search.model, search.class_arrays, state, search._scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
@@ -179,12 +180,12 @@ def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> Non
     layers = work.even_split(stages) if bound else None
     given_ = Constraints(stages=stages if fixed else None, layers=layers)
     search = LayoutSearch(classes, work, seed=seed, constraints=given_)
-    state = search._start(stages, STARTS[int(rng.integers(3))])
+    state = search._initial_state(stages, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
         if not search._mutate(state):
             # a change that cannot be may have been begun
-            state = search._start(stages, STARTS[int(rng.integers(3))])
+            state = search._initial_state(stages, STARTS[int(rng.integers(3))])
             continue
         count = int(state.stages[0])
         assert 1 <= count <= search.max_stages
@@ -242,7 +243,9 @@ def test_every_stretch_of_paths_follows_the_flow(count: int, seed: int) -> None:
     starts = rng.dirichlet(np.ones(2))
     middle = rng.dirichlet(np.ones(3))
     last = rng.dirichlet(np.ones(2))
-    paths = mixed_paths(groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count)
+    paths = interleaved_paths(
+        groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count
+    )
     assert len(paths) == count
     for j, part in enumerate((starts, middle, last)):
         seen = np.zeros(len(part))

@@ -22,7 +22,7 @@ from planner.planning.step_bound import one_round, straight_bound_s
 from planner.planning.straight.placement import TRIALS_PER_EFFORT
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 from planner.training_plan.file import from_dict
 from planner.workload.costs import split_costs, stage_costs
 from tests.conftest import random_network, tiny_workload
@@ -549,7 +549,7 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
 class InterruptedExchanges(pl.MaxIterations):
     """Stopping criterion interrupted while devices are exchanged."""
 
-    def reason(self, run: StopRun) -> str | None:
+    def reason(self, run: SearchRun) -> str | None:
         if run.steps_per_effort == TRIALS_PER_EFFORT and run.iterations > 0:
             raise KeyboardInterrupt
         return super().reason(run)

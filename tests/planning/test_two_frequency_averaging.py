@@ -21,7 +21,7 @@ from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
-from planner.planning.joint.layout_kernel import two_frequency_s
+from planner.planning.joint.layout_averaging import two_frequency_s
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import shape_of

@@ -62,9 +62,9 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
     refusals: list[str] = []
     for variant in variants:
         try:
-            arranged = place_stages(variant, shape_of(variant), stop.portion(1 / len(variants)))
-            grid = arranged.assignment.grid
-            assert grid is not None and arranged.certificate.objective is not None
+            placement = place_stages(variant, shape_of(variant), stop.portion(1 / len(variants)))
+            grid = placement.assignment.grid
+            assert grid is not None and placement.certificate.objective is not None
             starts = [
                 BaselineCandidate(
                     "dtfm", replace(variant, request=variant.request.replace(schedule=order)), grid
@@ -75,7 +75,7 @@ def dtfm_rule(problem: PlanningProblem, stop: StoppingCriterion) -> DtfmRule:
         except ProblemError as error:
             refusals.append(str(error))
             continue
-        placed.append((arranged.certificate.objective, len(placed), starts))
+        placed.append((placement.certificate.objective, len(placed), starts))
     placed.sort(key=lambda shape: shape[:2])
     while placed:
         cost_s, _, starts = placed.pop(0)

@@ -270,15 +270,15 @@ def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     while (over := len(parts) - MAX_PARTS) > 0:
         least = parts[0]
         alike = next((k for k, part in enumerate(parts) if part != least), len(parts) - 1) + 1
-        looked_at = max(over, alike // 2)
+        num_pairs = max(over, alike // 2)
         fewer: list[tuple[int, ...]] = []
         for k in range(0, len(parts), 2):
             pair = parts[k : k + 2]
-            together = k // 2 < looked_at and [sum(part) for part in pair] == [sum(least)] * 2
+            together = k // 2 < num_pairs and [sum(part) for part in pair] == [sum(least)] * 2
             fewer += [pair[0] + pair[1]] if together else pair
         parts = fewer
         # no parts were merged
-        if looked_at == len(parts) - MAX_PARTS:
+        if num_pairs == len(parts) - MAX_PARTS:
             break
     return parts
 

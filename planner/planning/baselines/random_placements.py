@@ -49,7 +49,7 @@ def random_placements(
         if tried and over():
             break
         tried += 1
-        grid = rng.permutation(len(problem.cluster)).reshape(shape.starts, shape.stages)
+        grid = rng.permutation(len(problem.cluster)).reshape(shape.pipelines, shape.stages)
         drawn = AssignmentPlan.of_grid(grid)
         try:
             step_s = straight_step_s(problem, shape, drawn)

@@ -140,7 +140,7 @@ class BaselineCandidate:
         """Whether memory does not hold all microbatches of a pipeline."""
         problem = self.problem
         room = memory_room(problem.cluster, problem.workload, shape, assignment.groups)
-        return min(room.values()) < -(-shape.microbatches // shape.starts)
+        return min(room.values()) < -(-shape.microbatches // shape.pipelines)
 
     @property
     def recomputes(self) -> bool:
@@ -255,7 +255,7 @@ class _Search:
             self.best[start.name] = BaselinePlan(
                 devices=len(problem.cluster),
                 stages=shape.stages,
-                pipelines=shape.starts,
+                pipelines=shape.pipelines,
                 microbatch_samples=problem.workload.microbatch_samples,
                 order=str(problem.request.schedule),
                 balanced=not is_uniform(problem.cluster, problem.workload),

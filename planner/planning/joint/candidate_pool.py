@@ -21,7 +21,7 @@ from planner.planning.request import PlanRequest, RequestedWiring
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
-from planner.search.stop import INTERRUPTED, StopRun
+from planner.search.stop import INTERRUPTED, SearchRun
 from planner.training_plan.model import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,11 @@ class CandidatePool:
     best_candidate
         The candidate that the incumbent was made of; None if the incumbent is a baseline.
     best_by_stages
-        The best candidate with each number of stages.
+        The best candidate with each number of stages: the elite pool of the search.
     best_on_all
         The best candidate that uses all devices.
     visits
-        By number of stages, how often moves of the best candidate were tried.
+        By number of stages, how often the neighbourhood of the best candidate was explored.
     tried
         Layouts of which candidates were built.
     below_bound
@@ -78,11 +78,11 @@ class CandidatePool:
         self,
         problem: PlanningProblem,
         classes: DeviceClasses,
-        run: StopRun,
+        run: SearchRun,
         bound: StepBound | None,
     ) -> None:
         self.problem, self.classes, self.run = problem, classes, run
-        # until `evaluate`, trials are estimates: that they improve no plan is no reason to stop
+        # until `evaluate`, moves are estimates: that they improve no plan is no reason to stop
         run.evaluates_plans = False
         request = problem.request
         self.objective = PlanObjective.of(request)
@@ -187,12 +187,14 @@ class CandidatePool:
         """Record a more accurate value: averaging and pipelines slow each other down."""
         stages = len(candidate.layout.layers)
         known = self.best_by_stages[stages]
-        updated = replace(candidate, seconds=max(seconds, candidate.seconds), chained=True)
-        if known.layout == candidate.layout and (not known.chained or updated.value < known.value):
+        updated = replace(candidate, seconds=max(seconds, candidate.seconds), two_steps=True)
+        if known.layout == candidate.layout and (
+            not known.two_steps or updated.value < known.value
+        ):
             self.best_by_stages[stages] = updated
 
     def spend(self, candidate: CandidatePlan, passes: int) -> None:
-        """Count the work of simulating so many steps of a candidate."""
+        """Count the work of simulating ``passes`` steps of a candidate."""
         self.run.spend(
             (passes * candidate.operations + OPERATIONS_PER_CANDIDATE) / OPERATIONS_PER_EFFORT
         )

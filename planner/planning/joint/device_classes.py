@@ -73,28 +73,28 @@ class DeviceClasses:
         up, down = device_limits(cluster)
         columns = [cluster.flops, cluster.memory_bytes, up, down]
         sites = cluster.devices.sites or [""] * len(cluster)
-        able = np.asarray(cluster.devices.can_compute)
-        sums = np.asarray(cluster.devices.can_aggregate)
+        can_compute = np.asarray(cluster.devices.can_compute)
+        can_aggregate = np.asarray(cluster.devices.can_aggregate)
         hourly = cluster.devices.usd_per_hour
         if prices is None or hourly is None:
             hourly = np.zeros(len(cluster))
         columns.append(np.asarray(hourly))
-        apart = by_region or prices is not None
-        regions = network.regions if apart else [""] * len(cluster)
+        split_by_region = by_region or prices is not None
+        regions = network.regions if split_by_region else [""] * len(cluster)
         members: list[tuple[int, ...]] = []
         for alike in network.alike:
-            kinds: dict[tuple[object, ...], list[int]] = {}
+            classes: dict[tuple[object, ...], list[int]] = {}
             for d in alike:
-                if able[d]:
-                    figures = (float(column[d]) for column in columns)
-                    kind = (*figures, sites[d], regions[d], bool(sums[d]))
-                    kinds.setdefault(kind, []).append(d)
-            members += map(tuple, kinds.values())
+                if can_compute[d]:
+                    numbers = (float(column[d]) for column in columns)
+                    key = (*numbers, sites[d], regions[d], bool(can_aggregate[d]))
+                    classes.setdefault(key, []).append(d)
+            members += map(tuple, classes.values())
         first = [m[0] for m in members]
         other = [m[-1] for m in members]
         links = LinkResources.of(cluster)
-        out, into = links.capacity_bytes_per_s[2 * len(cluster) :].reshape(2, -1)
-        line = np.minimum(out, into)
+        upload, download = links.capacity_bytes_per_s[2 * len(cluster) :].reshape(2, -1)
+        line = np.minimum(upload, download)
         latency = _between(network.latency_s, first)
         bandwidth = _between(network.bandwidth_bytes_per_s, first)
         for c, (a, b) in enumerate(zip(first, other, strict=True)):
@@ -109,7 +109,7 @@ class DeviceClasses:
             capacity=np.minimum(up, down)[first],
             flops_per_s=cluster.flops[first],
             memory_bytes=cluster.memory_bytes[first],
-            can_aggregate=sums[first],
+            can_aggregate=can_aggregate[first],
             site=links.site_of[first],
             site_bandwidth=line if np.isfinite(line).any() else line[:0],
             region=np.unique(np.array(network.regions)[first], return_inverse=True)[1].astype(

@@ -18,7 +18,7 @@ from planner.lp.flow import FlowRates, StageFlow
 from planner.planning.joint.device_classes import Floats
 from planner.planning.joint.layout_flow import FlowNodes
 
-TINY = 1e-12
+MIN_SHARE = 1e-12
 
 
 class PairSpread(enum.StrEnum):
@@ -76,7 +76,7 @@ def _boundary(
     shares = np.zeros((len(nodes_out), len(nodes_in)))
     unsent, unreceived = share_of_device[nodes_out].copy(), share_of_device[nodes_in].copy()
     stage = flow.stage[nodes_out[0]]
-    edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.edge_share > TINY))
+    edges = np.flatnonzero((flow.stage[flow.source] == stage) & (rates.edge_share > MIN_SHARE))
     for e in edges[np.argsort(flow.delay_s[edges], kind="stable")].tolist():
         u, v, share = flow.source[e], flow.target[e], float(rates.edge_share[e])
         senders, receivers = np.flatnonzero(nodes_out == u), np.flatnonzero(nodes_in == v)
@@ -96,24 +96,24 @@ def _boundary(
 
 def _few(before: int, after: int, share: float, max_share: float) -> Floats:
     """Equal parts per device; the pairing is rotated as often as the load of a pair requires."""
-    turns = max(1, math.ceil(share / max(before, after) / max_share - 1e-6))
-    if turns >= min(before, after):
+    rotations = max(1, math.ceil(share / max(before, after) / max_share - 1e-6))
+    if rotations >= min(before, after):
         return np.full((before, after), share / (before * after))
     overlap = _overlaps(np.full(before, share / before), np.full(after, share / after))
     step = max(1, after // before)
-    turned = [np.roll(overlap, k * step, axis=1) for k in range(turns)]
-    return np.asarray(np.mean(turned, axis=0))
+    rotated = [np.roll(overlap, k * step, axis=1) for k in range(rotations)]
+    return np.asarray(np.mean(rotated, axis=0))
 
 
-def _nearest(out: Floats, into: Floats, share: float, max_share: float) -> Floats:
+def _nearest(unsent: Floats, unreceived: Floats, share: float, max_share: float) -> Floats:
     """From the first devices with flow left to send, to the first that still need some."""
-    if share / max(len(out), len(into)) > max_share * (1 + 1e-6):
-        product = max(float(out.sum() * into.sum()), TINY)
-        return np.outer(out, into) * (share / product)
-    return _overlaps(_first(out, share), _first(into, share))
+    if share / max(len(unsent), len(unreceived)) > max_share * (1 + 1e-6):
+        product = max(float(unsent.sum() * unreceived.sum()), MIN_SHARE)
+        return np.outer(unsent, unreceived) * (share / product)
+    return _overlaps(_take_first(unsent, share), _take_first(unreceived, share))
 
 
-def _first(values: Floats, total: float) -> Floats:
+def _take_first(values: Floats, total: float) -> Floats:
     """The first values, as far as they add up to ``total``."""
     cumulative = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray(np.diff(np.minimum(cumulative, total)))
@@ -121,7 +121,9 @@ def _first(values: Floats, total: float) -> Floats:
 
 def _overlaps(rows: Floats, columns: Floats) -> Floats:
     """Overlap of every row's interval with every column's, both laid end to end."""
-    row, column = (np.concatenate([[0.0], np.cumsum(side)]) for side in (rows, columns))
-    begin = np.maximum(row[:-1, None], column[None, :-1])
-    end = np.minimum(row[1:, None], column[None, 1:])
+    row_ends, column_ends = (
+        np.concatenate([[0.0], np.cumsum(lengths)]) for lengths in (rows, columns)
+    )
+    begin = np.maximum(row_ends[:-1, None], column_ends[None, :-1])
+    end = np.minimum(row_ends[1:, None], column_ends[None, 1:])
     return np.asarray(np.maximum(end - begin, 0.0))

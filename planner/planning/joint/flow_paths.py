@@ -1,4 +1,4 @@
-"""Paths that follow a flow: every device forwards microbatches in fixed, evenly mixed proportions.
+"""Paths that follow a flow: every device forwards microbatches in fixed proportions, interleaved.
 
 The weighted round robin of S. Ryabinin et al., "SWARM Parallelism" (2023), Algorithm 1, carried out
 in advance, with proportions from a linear program instead of response times.
@@ -13,10 +13,10 @@ import numpy as np
 from planner.search.arrays import Floats, Floats2, Floats3, Ints, Ints2
 from planner.search.compiled import allocating_entry
 
-TINY = 1e-9
+MIN_FRACTION = 1e-9
 
 
-def mixed_paths(
+def interleaved_paths(
     groups: Sequence[Sequence[int]], starts: Floats, edges: Sequence[Floats], microbatches: int
 ) -> tuple[tuple[int, ...], ...]:
     """One path per microbatch, such that every run of microbatches follows the proportions.
@@ -34,41 +34,47 @@ def mixed_paths(
         Devices of every path.
     """
     sizes = np.array([len(group) for group in groups], dtype=np.int64)
-    onward = np.zeros((len(edges), sizes.max(), sizes.max()))
-    arriving = np.zeros((len(edges), sizes.max()))
+    pair_fraction = np.zeros((len(edges), sizes.max(), sizes.max()))
+    device_fraction = np.zeros((len(edges), sizes.max()))
     for j, fractions in enumerate(edges):
         before, after = fractions.shape
-        onward[j, :before, :after] = fractions / np.maximum(
-            fractions.sum(axis=1, keepdims=True), TINY
+        pair_fraction[j, :before, :after] = fractions / np.maximum(
+            fractions.sum(axis=1, keepdims=True), MIN_FRACTION
         )
-        arriving[j, :after] = fractions.sum(axis=0) / fractions.sum()
+        device_fraction[j, :after] = fractions.sum(axis=0) / fractions.sum()
     chosen = np.zeros((microbatches, len(groups)), dtype=np.int64)
-    _mix(starts / starts.sum(), onward, arriving, sizes, chosen)
+    _interleave(starts / starts.sum(), pair_fraction, device_fraction, sizes, chosen)
     columns = [np.array(group)[chosen[:, j]].tolist() for j, group in enumerate(groups)]
     return tuple(zip(*columns, strict=True))
 
 
 @allocating_entry
-def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, chosen: Ints2) -> None:
+def _interleave(
+    start_fraction: Floats,
+    pair_fraction: Floats3,
+    device_fraction: Floats2,
+    sizes: Ints,
+    chosen: Ints2,
+) -> None:
     """Fill ``int[M, S]`` with the index of each microbatch's device in each group."""
-    start_owed = np.zeros(len(begin))
+    start_deficit = np.zeros(len(start_fraction))
     # deficit of each pair, and of each device after a boundary
-    pair_owed, device_owed = np.zeros_like(onward), np.zeros_like(arriving)
+    pair_deficit, device_deficit = np.zeros_like(pair_fraction), np.zeros_like(device_fraction)
     for b in range(len(chosen)):
-        start_owed += begin
-        i = int(np.argmax(start_owed))
-        start_owed[i] -= 1.0
+        start_deficit += start_fraction
+        i = int(np.argmax(start_deficit))
+        start_deficit[i] -= 1.0
         chosen[b, 0] = i
-        for j in range(len(onward)):
+        for j in range(len(pair_fraction)):
             chosen_device, best_score = 0, -np.inf
             for k in range(sizes[j + 1]):
-                device_owed[j, k] += arriving[j, k]
-                fraction = onward[j, i, k]
-                pair_owed[j, i, k] += fraction
-                score = pair_owed[j, i, k] + device_owed[j, k]
-                if fraction > TINY and score > best_score:
+                device_deficit[j, k] += device_fraction[j, k]
+                fraction = pair_fraction[j, i, k]
+                pair_deficit[j, i, k] += fraction
+                score = pair_deficit[j, i, k] + device_deficit[j, k]
+                if fraction > MIN_FRACTION and score > best_score:
                     chosen_device, best_score = k, score
-            pair_owed[j, i, chosen_device] -= 1.0
-            device_owed[j, chosen_device] -= 1.0
+            pair_deficit[j, i, chosen_device] -= 1.0
+            device_deficit[j, chosen_device] -= 1.0
             i = chosen_device
             chosen[b, j + 1] = i

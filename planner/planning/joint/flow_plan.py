@@ -10,13 +10,18 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.planning.cost import PlanObjective
-from planner.planning.evaluation import chained_step_s, compute_times, evaluated, stage_averaging
+from planner.planning.evaluation import (
+    compute_times,
+    evaluated,
+    stage_averaging,
+    two_step_estimate_s,
+)
 from planner.planning.joint.device_classes import DeviceClasses, Floats
 from planner.planning.joint.device_flow import PairSpread, device_flow
-from planner.planning.joint.flow_paths import mixed_paths
+from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import FlowNodes, flow_of, in_flight_limit
-from planner.planning.joint.layout_kernel import IN_FLIGHT
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight.schedules import eagerly_served
@@ -173,7 +178,7 @@ class LayoutContext:
                 for d, v in zip(group, its_nodes, strict=True)
             }
         starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
-        paths = mixed_paths(groups, starts, edges, shape.microbatches)
+        paths = interleaved_paths(groups, starts, edges, shape.microbatches)
         activation_bytes = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(
@@ -241,7 +246,7 @@ class CandidatePlan:
         Distribution of the flow over pairs of devices.
     messages_usd
         Dollars of a step for messages, if the objective is cost.
-    chained
+    two_steps
         Whether ``seconds`` includes a next step, whose messages slow averaging down.
     """
 
@@ -252,7 +257,7 @@ class CandidatePlan:
     lateness: Floats
     spread: PairSpread
     messages_usd: float = 0.0
-    chained: bool = False
+    two_steps: bool = False
 
     @property
     def value(self) -> float:
@@ -284,13 +289,13 @@ class CandidatePlan:
 
     def with_next_step(self) -> CandidatePlan:
         """The same candidate, simulated with a next step."""
-        if self.chained:
+        if self.two_steps:
             return self
         context = self.context
-        with_next = chained_step_s(
+        with_next = two_step_estimate_s(
             context.problem, context.shape, context.assignment, context.times, self.schedule
         )
-        return replace(self, seconds=max(self.seconds, with_next), chained=True)
+        return replace(self, seconds=max(self.seconds, with_next), two_steps=True)
 
     def plan(self) -> TrainingPlan:
         """The plan with its simulated times."""

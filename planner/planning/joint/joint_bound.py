@@ -151,7 +151,7 @@ def _limiting_resources(
     weights: DualWeights,
     seconds: float,
 ) -> str:
-    """What the bound depends on: resources of which slightly more would lower it."""
+    """What limits the bound: the resources of which slightly more would lower it."""
     factor = 1 + SENSITIVITY
     faster = {
         "computing": replace(pool, flops_per_s=pool.flops_per_s * factor),
@@ -167,7 +167,7 @@ def _limiting_resources(
 
 
 def _of_steps(workload: Workload, every_steps: int) -> Workload:
-    """The workload with the microbatches of so many steps in one."""
+    """The workload with the microbatches of H steps in one."""
     return workload.replace(batch_samples=workload.batch_samples * every_steps)
 
 
@@ -243,19 +243,22 @@ def _split_weight_from_any_stage(
     """Weight of the lightest split, whichever stage's round ended the step before."""
     whole_pipeline = requirements.whole_pipeline()
     boundary, downstream = requirements.boundary(), requirements.downstream()
-    upstream = [requirements.upstream(recomputes) for recomputes in requirements.choices]
+    upstream = [requirements.upstream(recomputes) for recomputes in requirements.recompute_choices]
 
     def split_weight_at(limit: float) -> float:
-        before = np.min(
+        upstream_weights = np.min(
             [_stage_weights(requirements, requirement, weights, limit) for requirement in upstream],
             axis=0,
         )
-        end = _stage_weights(requirements, boundary, weights, limit)
-        later = _lightest_split(
-            _stage_weights(requirements, downstream, weights, limit), before, end
+        boundary_weights = _stage_weights(requirements, boundary, weights, limit)
+        with_boundary = _lightest_split(
+            _stage_weights(requirements, downstream, weights, limit),
+            upstream_weights,
+            boundary_weights,
         )
         return min(
-            later, _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit))
+            with_boundary,
+            _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit)),
         )
 
     return split_weight_at
@@ -275,7 +278,7 @@ def _stage_weights(
     busy_s, sending_s = limit - requirement.tail_s, limit - requirement.quiet_s
     late_s = busy_s - requirement.begin_s
     # inequalities (1) to (6) of `stage_requirements`
-    able = (
+    feasible = (
         requirement.fits
         & (requirement.least_s <= limit)
         & (busy_s > 0)
@@ -285,39 +288,47 @@ def _stage_weights(
     with np.errstate(divide="ignore", invalid="ignore"):
         flops_per_s = np.maximum(requirement.flops / busy_s, requirement.late_flops / late_s)
         sent_per_s = requirement.sent / sending_s
-    able &= (flops_per_s <= requirements.most_flops_per_s) & (sent_per_s <= requirements.most_up)
+    feasible &= (flops_per_s <= requirements.most_flops_per_s) & (
+        sent_per_s <= requirements.most_up
+    )
     needed_of_all = (
         (np.maximum(flops_per_s, requirements.least_flops_per_s), pool.flops_per_s.sum()),
         (np.maximum(sent_per_s, requirements.least_up), pool.up.sum()),
         (requirements.m, requirements.n),
     )
     # a single device has no upload, so its upload has no weight
-    cost = sum(
+    weight_sum = sum(
         weight * needed / available
         for weight, (needed, available) in zip(weights, needed_of_all, strict=True)
         if weight > 0
     )
-    table = np.full((requirements.layers, requirements.layers + 1), np.inf)
-    table[requirements.starts, requirements.stops] = np.where(able, cost, np.inf).min(axis=1)
-    return table
+    stage_weights = np.full((requirements.layers, requirements.layers + 1), np.inf)
+    stage_weights[requirements.starts, requirements.stops] = np.where(
+        feasible, weight_sum, np.inf
+    ).min(axis=1)
+    return stage_weights
 
 
-def _lightest_split(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
+def _lightest_split(
+    weights: Floats, upstream_weights: Floats | None = None, boundary_weights: Floats | None = None
+) -> float:
     """Weight of the lightest split into stages.
 
-    With ``before`` and ``end``, one stage, not the first, has the weights of ``end``, and those
-    before it have the weights of ``before``.
+    With the optional weights, one stage, not the first, is the boundary stage, and those before it
+    are upstream.
     """
-    layers = len(cost)
-    upstream, done = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
-    (done if before is None else upstream)[0] = 0.0
+    layers = len(weights)
+    least_upstream, least = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
+    (least if upstream_weights is None else least_upstream)[0] = 0.0
     for stop in range(1, layers + 1):
-        last = (done[:stop] + cost[:stop, stop]).min()
-        if before is not None and end is not None:
-            upstream[stop] = (upstream[:stop] + before[:stop, stop]).min()
-            last = min(last, (upstream[1:stop] + end[1:stop, stop]).min(initial=np.inf))
-        done[stop] = last
-    return float(done[layers])
+        last = (least[:stop] + weights[:stop, stop]).min()
+        if upstream_weights is not None and boundary_weights is not None:
+            least_upstream[stop] = (least_upstream[:stop] + upstream_weights[:stop, stop]).min()
+            last = min(
+                last, (least_upstream[1:stop] + boundary_weights[1:stop, stop]).min(initial=np.inf)
+            )
+        least[stop] = last
+    return float(least[layers])
 
 
 def _least_feasible_s(split_weight_at: SplitWeight, scale_s: float) -> float:

@@ -1,9 +1,11 @@
 """Joint search over devices, stages, layers, groups, paths and averaging.
 
-A search round anneals layouts on an estimate of their step time, builds candidate plans with paths
-from the best layouts, simulates one step of each, then two consecutive steps of the best, and
-evaluates the best of these in full. Moves of good layouts follow in the same way. Search rounds
-start from other layouts and repeat until the limit; the first one already yields a plan.
+A search round is a restart: simulated annealing finds layouts with a low estimate, and candidates
+are built from the best of them. One step of each is simulated, then two consecutive steps of the
+most promising, and the best of these are evaluated in full. Improvement steps follow: a parent is
+chosen from the elite pool (the best candidate with each number of stages), and candidates are built
+from neighbours of its layout and from perturbations of its flow. Search rounds repeat until the
+limit; the first one already yields an incumbent.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from planner.planning.joint.alternatives import alternatives
 from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_plan import CandidatePlan
+from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import pipeline_s
-from planner.planning.joint.layout_kernel import IN_FLIGHT
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
-from planner.planning.joint.nothing_fits import nothing_fits
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import ShareRule
@@ -44,43 +46,46 @@ from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 
-SEARCH_ROUND_TRIALS = 600_000.0
-"""Maximum trials of the layout search in a search round."""
-LATE_TRIALS = 200_000.0
-"""Trials of the layout search after a time limit that passed before any layout fitted."""
+SEARCH_ROUND_MOVES = 600_000.0
+"""Maximum moves of the layout search in a search round: longer limits give more rounds."""
+FALLBACK_MOVES = 200_000.0
+"""Moves of the layout search after a time limit that passed before any layout fitted."""
 LAYOUT_SEARCH_SHARE = 0.3
-"""Maximum share of the limit that the layout search of a search round uses."""
-MAX_CANDIDATES = 6
+"""Maximum share of the limit for the layout search of a round; the rest goes to simulation, which
+decides between layouts of similar estimates."""
+MAX_NEW_CANDIDATES = 6
 """Candidates built in a search round from new layouts, besides those from baselines and ranks."""
-MAX_CHAINED = 8
+MAX_TWO_STEP_SIMULATIONS = 8
 """Candidates that are simulated with a second step, after each batch of new candidates."""
 MAX_EVALUATED = 2
 """Candidates that are evaluated in full, after each batch of new candidates."""
-IDLE_SEARCH_ROUNDS = 3
-"""Consecutive search rounds without a new layout that end the search."""
+MAX_IDLE_ROUNDS = 3
+"""Consecutive search rounds without a new layout that end the search: the layout search is random,
+so that one such round may be chance."""
 
 IMPROVEMENT_STEPS = 6
-"""Improvement steps in a search round; each builds moves of one parent."""
-MOVES_ESTIMATED = 600
-"""Moves of a parent's layout that are estimated in an improvement step."""
-MOVES_BUILT = 12
-"""Moves of a parent's layout that are built in an improvement step."""
-CHANGE_TOLERANCE = 1.04
-"""Maximum ratio of a move's estimate to its parent's."""
-TOLERANCE_PER_VISIT = 0.01
-"""Growth of that ratio with every visit of the parent."""
+"""Improvement steps in a search round; each explores the neighbourhood of one parent."""
+NEIGHBOURS_ESTIMATED = 600
+"""Random neighbours of a parent's layout that are estimated in an improvement step."""
+MAX_NEIGHBOURS_BUILT = 12
+"""Neighbours that are built and simulated in an improvement step, the lowest estimates first."""
+ACCEPTANCE_RATIO = 1.04
+"""Maximum ratio of a neighbour's estimate to its parent's. Above 1, since estimates leave queueing
+out: a neighbour with a slightly worse estimate may have a shorter step."""
+ACCEPTANCE_PER_VISIT = 0.01
+"""Increase of that ratio with every visit of the parent, whose best neighbours are then known."""
 VISIT_PENALTY = 0.002
-"""Relative penalty of a parent per visit, when the next parent is chosen."""
+"""Relative penalty on a parent's value per visit, so that the search moves on to other parents."""
 EXHAUSTED_VISITS = 3
-"""Extra visits charged to a parent whose moves gave no new candidate."""
-SLOWDOWN_TRIALS = 4
-"""Random slowdowns of classes that are tried on a parent in an improvement step."""
+"""Extra visits charged to a parent whose neighbourhood gave no new candidate."""
+PERTURBATIONS = 4
+"""Random perturbations of a parent's slowdowns in an improvement step."""
 PERTURBATION_SIGMA = 0.04
-"""Standard deviation of the logarithm of a random slowdown."""
+"""Standard deviation of the logarithm of a perturbation's factor."""
 
 IN_FLIGHT_FACTORS = (2.0, 3.0)
-"""Limits on microbatches in flight that variants of the best plan get, as multiples of what
-Little's law requires."""
+"""Limits on microbatches in flight for variants of the incumbent, as multiples of what Little's law
+requires: fewer in flight queue less."""
 MIN_IN_FLIGHT = 1.0
 """Delay over period that keeps every stage busy without queueing (Little's law)."""
 LARGER_MICROBATCHES_SHARE = 0.5
@@ -139,7 +144,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
 
 
 class _Search:
-    """Search rounds of a joint search: which layouts become candidates, and which are evaluated."""
+    """Search rounds: which layouts become candidates, and which candidates are evaluated."""
 
     def __init__(
         self,
@@ -158,45 +163,45 @@ class _Search:
         )
         wire_ratio = Codec(request.codec).wire_ratio
         constraints = _constraints(problem, int(self.classes.size.sum()))
-        self.random = np.random.default_rng((problem.seed, 1))
+        self.rng = np.random.default_rng((problem.seed, 1))
         self.layouts = LayoutSearch(
             self.classes, problem.workload, wire_ratio, problem.seed, constraints
         )
-        # compile kernels before the clock of the search starts
-        self.trials_per_s = self.layouts.trials_in(1.0)
-        self.run = started(stop, self.layouts.trials_per_effort)
+        # compile kernels before the time limit starts
+        self.moves_per_s = self.layouts.moves_in(1.0)
+        self.run = started(stop, self.layouts.moves_per_effort)
         self.pool = CandidatePool(problem, self.classes, self.run, bound)
         self.pending: list[CandidatePlan] = []
         self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
         """Run search rounds until the limit."""
-        trials = min(SEARCH_ROUND_TRIALS, self._trials())
-        idle = 0
+        moves = min(SEARCH_ROUND_MOVES, self._num_moves())
+        idle_rounds = 0
         with self.run.interruptible():
             for baseline in self.baselines:
                 self.pool.offer_baseline(baseline)
-            while idle < IDLE_SEARCH_ROUNDS:
-                known = len(self.pool.tried)
-                self._search_round(trials)
-                idle = 0 if len(self.pool.tried) > known else idle + 1
+            while idle_rounds < MAX_IDLE_ROUNDS:
+                num_tried = len(self.pool.tried)
+                self._search_round(moves)
+                idle_rounds = 0 if len(self.pool.tried) > num_tried else idle_rounds + 1
                 if self.run.check() is not None:
                     break
-        found: tuple[Alternative, ...] = ()
+        runners_up: tuple[Alternative, ...] = ()
         with self.run.interruptible():
             if self.pool.incumbent.plan is None and not self.pool.below_bound:
                 self._evaluate_fallback()
             elif not self.run.paced_by_time and self.run.reason != INTERRUPTED:
                 self._evaluate_pending()
             self._drop_idle_devices()
-            found = tuple(alternatives(self.pool))
+            runners_up = tuple(alternatives(self.pool))
         if self.pool.incumbent.plan is None:
             if not self.pool.below_bound:
                 raise KeyboardInterrupt  # before anything that fits was found
             self.pool.accept_below_bound()
         result = self.pool.incumbent.result(exhausted="all layouts that were found")
         assert result.plan is not None
-        return replace(result, plan=result.plan.replace(alternatives=found))
+        return replace(result, plan=result.plan.replace(alternatives=runners_up))
 
     def _is_allowed(self, plan: TrainingPlan) -> bool:
         """Whether a baseline satisfies the request."""
@@ -218,24 +223,24 @@ class _Search:
             names = plan.cluster.network.ids
             counts: list[list[int]] = []
             for group in plan.assignment.groups:
-                row = [0] * len(self.classes)
+                stage_counts = [0] * len(self.classes)
                 for d in group:
-                    row[class_of[index_of(names[d])]] += 1
-                counts.append(row)
+                    stage_counts[class_of[index_of(names[d])]] += 1
+                counts.append(stage_counts)
             cuts = [0, *(stop for _, stop in plan.stage_layers)]
             layouts.append(Layout.of(counts, cuts, list(plan.recompute)))
         return list(dict.fromkeys(layouts))
 
-    def _trials(self) -> float:
-        """Trials of the layout search that the limit allows."""
+    def _num_moves(self) -> float:
+        """Moves of the layout search that the limit allows."""
         if self.run.paced_by_time:
-            return LAYOUT_SEARCH_SHARE * self.trials_per_s * self.stop.seconds()
+            return LAYOUT_SEARCH_SHARE * self.moves_per_s * self.stop.seconds()
         return LAYOUT_SEARCH_SHARE * self.run.max_iterations
 
-    def _search_round(self, trials: float) -> None:
-        """Build and evaluate the best of new layouts, then improve good ones."""
+    def _search_round(self, moves: float) -> None:
+        """Build and evaluate the best of new layouts, then improve candidates of the elite pool."""
         self.layouts.found.clear()
-        self.layouts.run(self.run, trials)
+        self.layouts.run(self.run, moves)
         ranked = self.layouts.ranked(first=InitialLayout.SPREAD_COLD)
         initial: list[Layout] = []
         if not self.pool.tried:
@@ -249,7 +254,7 @@ class _Search:
             first.sort(key=lambda layout: self.layouts.scored(layout).value)
         for layout in [*first, *promising[1:]]:
             out_of_budget = bool(candidates) and self.run.check() is not None
-            if len(candidates) == MAX_CANDIDATES + len(initial) or out_of_budget:
+            if len(candidates) == MAX_NEW_CANDIDATES + len(initial) or out_of_budget:
                 break
             candidate = self.pool.try_layout(layout, always=layout in initial)
             if candidate is not None:
@@ -277,22 +282,22 @@ class _Search:
         return [] if candidate is None else [candidate]
 
     def _next_parent(self) -> CandidatePlan:
-        """The best candidate over numbers of stages, with a penalty for visits."""
+        """The best candidate of the elite pool, with a penalty for visits."""
         best, visits = self.pool.best_by_stages, self.pool.visits
         stages = min(best, key=lambda k: best[k].value * (1 + VISIT_PENALTY * visits[k]))
         visits[stages] += 1
         return best[stages]
 
     def _neighbours(self, parent: CandidatePlan) -> list[CandidatePlan]:
-        """Candidates from moves of a layout whose estimates are not much worse."""
+        """Candidates from neighbours of a layout whose estimates are not much worse."""
         candidates: list[CandidatePlan] = []
         stages = len(parent.layout.layers)
-        max_ratio = CHANGE_TOLERANCE + TOLERANCE_PER_VISIT * self.pool.visits[stages]
+        max_ratio = ACCEPTANCE_RATIO + ACCEPTANCE_PER_VISIT * self.pool.visits[stages]
         max_value = max_ratio * self.layouts.scored(parent.layout).value
-        neighbours = self.layouts.neighbours(parent.layout, MOVES_ESTIMATED)
+        neighbours = self.layouts.neighbours(parent.layout, NEIGHBOURS_ESTIMATED)
         promising = [scored.layout for scored in neighbours if scored.value <= max_value]
-        for layout in [*self._less_recomputation(parent.layout), *promising]:
-            if len(candidates) == MOVES_BUILT or self.run.check() is not None:
+        for layout in [*self._with_less_recomputation(parent.layout), *promising]:
+            if len(candidates) == MAX_NEIGHBOURS_BUILT or self.run.check() is not None:
                 break
             candidate = self.pool.try_layout(layout)
             if candidate is not None:
@@ -302,16 +307,16 @@ class _Search:
         return candidates
 
     def _perturbed(self, parent: CandidatePlan) -> list[CandidatePlan]:
-        """Candidates of the same layout with other slowdowns of its classes, by random descent."""
+        """Candidates of the same layout with perturbed slowdowns, by random descent."""
         best, better = parent, []
-        for k in range(SLOWDOWN_TRIALS):
+        for k in range(PERTURBATIONS):
             if self.run.check() is not None:
                 break
-            factors = np.exp(self.random.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
+            factors = np.exp(self.rng.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
             slowdown = best.slowdown * factors * (best.lateness if k == 0 else 1.0)
             max_in_flight = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
             candidate = self.pool.build_once(best.context, max_in_flight, slowdown, best.spread)
-            if candidate.value < best.value and best.chained:
+            if candidate.value < best.value and best.two_steps:
                 candidate = candidate.with_next_step()
                 self.pool.spend(candidate, 2)
             if candidate.value < best.value:
@@ -321,7 +326,7 @@ class _Search:
             self.pool.best_by_stages[len(best.layout.layers)] = best
         return better
 
-    def _less_recomputation(self, layout: Layout) -> list[Layout]:
+    def _with_less_recomputation(self, layout: Layout) -> list[Layout]:
         """The layout with recomputation on fewer stages, where that slows the flow down little."""
         recomputing = [j for j, recomputes in enumerate(layout.recompute) if recomputes]
         if self.problem.request.recompute is not None or not recomputing:
@@ -333,7 +338,7 @@ class _Search:
         others = [other for other in others if other not in self.pool.tried]
         if not others:
             return []
-        max_s = CHANGE_TOLERANCE * pipeline_s(self.problem, self.classes, layout, IN_FLIGHT)
+        max_s = ACCEPTANCE_RATIO * pipeline_s(self.problem, self.classes, layout, IN_FLIGHT)
         # where memory is short, fewer microbatches in flight may suffice
         return [
             other
@@ -346,21 +351,21 @@ class _Search:
         promising = [*self.pending, *candidates]
         best_value = self.pool.incumbent.objective
         self.pending = [candidate for candidate in promising if candidate.value < best_value]
-        evaluations_left, chains_left = MAX_EVALUATED, MAX_CHAINED
-        while evaluations_left > 0 and chains_left > 0:
+        evaluations_left, simulations_left = MAX_EVALUATED, MAX_TWO_STEP_SIMULATIONS
+        while evaluations_left > 0 and simulations_left > 0:
             self.pending.sort(key=lambda candidate: candidate.value)
             better = self.pending and self.pending[0].value < self.pool.incumbent.objective
             has_plan = self.pool.incumbent.plan is not None
             if not better or (has_plan and self.run.check() is not None):
                 break
             candidate = self.pending.pop(0)
-            if candidate.chained:
+            if candidate.two_steps:
                 evaluations_left -= 1
                 self.pool.evaluate(candidate)
                 if self.pool.best_candidate is candidate:
                     self.pending += self._variants(candidate)
             else:
-                chains_left -= 1
+                simulations_left -= 1
                 candidate = candidate.with_next_step()
                 self.pool.spend(candidate, 2)
                 self.pending.append(candidate)
@@ -406,12 +411,12 @@ class _Search:
             return
         if self.run.reason == TIME_LIMIT:
             # no layout that fits was found in time
-            self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
+            self.layouts.run(MaxIterations(int(FALLBACK_MOVES)).start(), FALLBACK_MOVES)
             if self._evaluate_first_feasible():
                 return
         if self.pool.first_error is None and self.run.reason == INTERRUPTED:
             raise KeyboardInterrupt  # interrupted before it is known what fits
-        raise self.pool.first_error or ProblemError(nothing_fits(self.layouts))
+        raise self.pool.first_error or ProblemError(infeasibility_message(self.layouts))
 
     def _evaluate_first_feasible(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""

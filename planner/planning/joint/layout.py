@@ -41,9 +41,9 @@ class Layout:
         """
         num_taken = [0] * len(classes)
         groups = []
-        for row in self.counts:
+        for stage_counts in self.counts:
             group: list[int] = []
-            for c, count in enumerate(row):
+            for c, count in enumerate(stage_counts):
                 group += classes.members[c][num_taken[c] : num_taken[c] + count]
                 num_taken[c] += count
             groups.append(tuple(sorted(group)))

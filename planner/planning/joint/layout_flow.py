@@ -47,9 +47,9 @@ class FlowNodes(NamedTuple):
     def by_stage(self, classes: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
         """The node of every device of every stage."""
         class_of = {d: c for c, members in enumerate(classes.members) for d in members}
-        stages = zip(self.stage.tolist(), self.device_class.tolist(), strict=True)
-        node = {at: v for v, at in enumerate(stages)}
-        return [[node[j, class_of[d]] for d in group] for j, group in enumerate(groups)]
+        keys = zip(self.stage.tolist(), self.device_class.tolist(), strict=True)
+        node_of = {key: v for v, key in enumerate(keys)}
+        return [[node_of[j, class_of[d]] for d in group] for j, group in enumerate(groups)]
 
 
 def flow_of(
@@ -67,39 +67,41 @@ def flow_of(
         Nodes, and the edges between them with their limits.
     """
     nodes = FlowNodes.of(layout)
-    stage, device_class, count = nodes
-    out = np.array([cost.output_bytes for cost in costs])
-    out[-1] = 0.0
-    sent = out + np.concatenate([[0.0], out[:-1]])
-    own = np.array(
+    stage, device_class, num_devices = nodes
+    output_bytes = np.array([cost.output_bytes for cost in costs])
+    output_bytes[-1] = 0.0
+    sent_bytes = output_bytes + np.concatenate([[0.0], output_bytes[:-1]])
+    compute_s = np.array(
         [costs[j].busy_s(classes.flops_per_s[c]) for j, c in zip(stage, device_class, strict=True)]
     )
-    busy = np.maximum(own, sent[stage] / classes.capacity[device_class]) / count
+    busy_s = np.maximum(compute_s, sent_bytes[stage] / classes.capacity[device_class]) / num_devices
     pairs = [
         (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
     ]
     source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
     source_class, target_class = device_class[source], device_class[target]
-    size = out[stage[source]]
-    both = (
-        size / classes.bandwidth[source_class, target_class]
-        + size / classes.bandwidth[target_class, source_class]
+    message_bytes = output_bytes[stage[source]]
+    transfer_s = (
+        message_bytes / classes.bandwidth[source_class, target_class]
+        + message_bytes / classes.bandwidth[target_class, source_class]
     )
-    held = [
+    max_live = [
         min(costs[j].room(classes.memory_bytes[c]), max_in_flight, UNLIMITED)
         for j, c in zip(stage, device_class, strict=True)
     ]
     return nodes, StageFlow(
         stage,
-        busy,
-        own,
+        busy_s,
+        compute_s,
         source,
         target,
-        size / classes.pair_bandwidth[source_class, target_class] / (count[source] * count[target]),
-        classes.rtt_s[source_class, target_class] + both,
-        count * np.array(held, dtype=float),
+        message_bytes
+        / classes.pair_bandwidth[source_class, target_class]
+        / (num_devices[source] * num_devices[target]),
+        classes.rtt_s[source_class, target_class] + transfer_s,
+        num_devices * np.array(max_live, dtype=float),
         in_flight,
-        _lines(classes, source_class, target_class, size),
+        _lines(classes, source_class, target_class, message_bytes),
         LINK_HEADROOM,
         HEADROOM_PENALTY,
     )

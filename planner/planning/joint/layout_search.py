@@ -1,4 +1,4 @@
-"""Search over layouts by estimated step time."""
+"""Simulated annealing over layouts, with restarts, on their estimated step time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ import numpy as np
 from planner.planning.cost import STEP_TIME, PlanObjective
 from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_kernel import (
+from planner.planning.joint.layout_anneal import anneal, mutate
+from planner.planning.joint.layout_arrays import (
     ClassArrays,
     LayoutScratch,
     LayoutState,
     ModelArrays,
-    anneal,
-    estimate,
-    mutate,
 )
+from planner.planning.joint.layout_estimate import estimate
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
@@ -34,16 +33,16 @@ from planner.workload.workload import Workload
 MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
 CHUNK = 2000
-"""Trials between two checks of the stopping criterion."""
-TRIALS_PER_EFFORT = 180_000.0
-"""Trials per unit of effort with up to eight classes; more classes cost more."""
-ALL_SHARE, BEST_SHARE = 0.15, 0.15
-"""Shares of the trials for all numbers of stages, and for the best numbers. In the remaining trials
-the number of stages may change."""
+"""Moves between two checks of the stopping criterion: about ten milliseconds."""
+MOVES_PER_EFFORT = 180_000.0
+"""Moves per unit of effort with up to eight classes; more classes cost more."""
+ALL_COUNTS_SHARE, BEST_COUNTS_SHARE = 0.15, 0.15
+"""Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the other
+moves; there the number of stages may change."""
 BEST_COUNTS, RESTARTS = 4, 3
-"""Numbers of stages that get the second share, and layouts from which the third one restarts."""
-RESTART_TRIALS = 30_000
-"""Trials of a restart: which classes form a stage settles quickly, and often in a local optimum."""
+"""Numbers of stages that get the second share, and best layouts from which restarts begin."""
+RESTART_MOVES = 30_000
+"""Moves of a restart: which classes form a stage settles quickly, and often in a local optimum."""
 MAX_ORDERS = 1000
 """Largest number of orders of different memory sizes that are searched exhaustively."""
 MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
@@ -53,23 +52,23 @@ MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
 class InitialLayout(enum.Enum):
     """Initial solution of a search with a given number of stages, and its temperature."""
 
-    NEIGHBOURS = "stages of nearby classes"
-    SUBSET = "the same on the best of several subsets of nearby classes"
+    NEARBY = "stages of nearby classes"
+    NEARBY_SUBSET = "the same on the best of several subsets of nearby classes"
     SPREAD = "the devices of each class spread over all stages"
     SPREAD_COLD = "the same, at a low temperature"
     RESTART = "a found or new layout whose number of stages may change"
 
 
-TRIAL_SHARES = {
-    InitialLayout.NEIGHBOURS: 1.0,
+MOVE_SHARES = {
+    InitialLayout.NEARBY: 1.0,
     InitialLayout.SPREAD: 1.0,
     InitialLayout.SPREAD_COLD: 1.0,
-    InitialLayout.SUBSET: 0.3,
+    InitialLayout.NEARBY_SUBSET: 0.3,
 }
-"""Relative shares of the trials for a number of stages."""
+"""Relative shares of the moves for a number of stages."""
 TEMPERATURES = {
-    InitialLayout.NEIGHBOURS: (0.2, 0.003),
-    InitialLayout.SUBSET: (0.05, 0.0005),
+    InitialLayout.NEARBY: (0.2, 0.003),
+    InitialLayout.NEARBY_SUBSET: (0.05, 0.0005),
     InitialLayout.SPREAD: (0.2, 0.003),
     InitialLayout.SPREAD_COLD: (1e-4, 1e-6),
     InitialLayout.RESTART: (0.05, 0.0005),
@@ -221,19 +220,19 @@ class LayoutSearch:
             usd_per_byte=classes.usd_per_byte,
         )
         self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
-        self._numpy = np.random.default_rng(seed)
-        self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
-        self._tried, self._best = self._empty(), self._empty()
+        self._rng = np.random.default_rng(seed)
+        self._rng_state = self._rng.integers(0, 1 << 63, 1).astype(np.uint64)
+        self._candidate, self._best = self._empty_state(), self._empty_state()
         self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
 
     @property
-    def trials_per_effort(self) -> float:
-        """Trials in a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
+    def moves_per_effort(self) -> float:
+        """Moves in a unit of effort."""
+        return float(MOVES_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
 
     @cached_property
     def stage_counts(self) -> list[int]:
-        """Numbers of stages to try; where few stages do not fit in memory, larger numbers."""
+        """Numbers of stages to try: small ones, or larger ones if none of these fits in memory."""
         if self.constraints.stages is not None:
             return [self.constraints.stages]
         small_counts = list(range(1, min(self.max_stages, MAX_STAGES) + 1))
@@ -251,74 +250,80 @@ class LayoutSearch:
         first_ones = [scored for (_, start), scored in order if start is first][:1]
         return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
 
-    def run(self, run: StopRun, trials: float) -> None:
-        """Search until the trials are spent or the stopping criterion is met."""
+    def run(self, run: SearchRun, moves: float) -> None:
+        """Search until the moves are spent or the stopping criterion is met."""
         numbers = self.stage_counts
         with run.interruptible():
-            self._search_counts(run, numbers, ALL_SHARE * trials)
+            self._search_counts(run, numbers, ALL_COUNTS_SHARE * moves)
             numbers = list(dict.fromkeys(len(scored.layout.layers) for scored in self.ranked()))
-            self._search_counts(run, numbers[:BEST_COUNTS], BEST_SHARE * trials)
+            self._search_counts(run, numbers[:BEST_COUNTS], BEST_COUNTS_SHARE * moves)
             # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
-            restart_trials = (1 - ALL_SHARE - BEST_SHARE) * trials
-            restarts = max(2 * RESTARTS, round(restart_trials / RESTART_TRIALS)) if numbers else 0
+            restart_moves = (1 - ALL_COUNTS_SHARE - BEST_COUNTS_SHARE) * moves
+            restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if numbers else 0
             for k in range(restarts):
                 if run.check() is not None:
                     return
                 if k % 2:
-                    stages = numbers[int(self._numpy.integers(len(numbers)))]
-                    spread = bool(self._numpy.integers(2))
-                    state = self._start(
-                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEIGHBOURS
+                    stages = numbers[int(self._rng.integers(len(numbers)))]
+                    spread = bool(self._rng.integers(2))
+                    state = self._initial_state(
+                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEARBY
                     )
                 else:
                     known = self.ranked()[:RESTARTS]
-                    state = self._state(known[k // 2 % len(known)].layout)
+                    state = self._state_of(known[k // 2 % len(known)].layout)
                 self._anneal(
-                    run, state, max(1, int(restart_trials / restarts)), InitialLayout.RESTART
+                    run, state, max(1, int(restart_moves / restarts)), InitialLayout.RESTART
                 )
 
-    def _search_counts(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """Divide the trials equally among numbers of stages, by weight among initial layouts."""
-        trials_each = trials / max(1.0, len(numbers) * sum(TRIAL_SHARES.values()))
+    def _search_counts(self, run: SearchRun, numbers: Sequence[int], moves: float) -> None:
+        """Divide the moves equally among numbers of stages, by weight among initial layouts."""
+        moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
         for stages in numbers:
-            for start, share in TRIAL_SHARES.items():
+            for kind, share in MOVE_SHARES.items():
                 if run.check() is not None and self.found:
                     return
                 self._anneal(
-                    run, self._start(stages, start), max(1, int(share * trials_each)), start
+                    run, self._initial_state(stages, kind), max(1, int(share * moves_each)), kind
                 )
 
-    def trials_in(self, seconds: float) -> float:
-        """Approximate number of trials in so many seconds on this machine, without compilation."""
-        state = self._start(self.constraints.stages or min(4, self.max_stages))
+    def moves_in(self, seconds: float) -> float:
+        """Approximate number of moves in a time on this machine, without compilation."""
+        state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
         self._anneal_chunk(
-            state, self._value(state), 1, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+            state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEARBY], True
         )
         began = time.perf_counter()
         self._anneal_chunk(
-            state, self._value(state), CHUNK, *TEMPERATURES[InitialLayout.NEIGHBOURS], True
+            state,
+            self._reset_best(state),
+            CHUNK,
+            *TEMPERATURES[InitialLayout.NEARBY],
+            True,
         )
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def neighbours(self, layout: Layout, trials: int) -> list[ScoredLayout]:
+    def neighbours(self, layout: Layout, samples: int) -> list[ScoredLayout]:
         """Layouts up to three moves away, lowest estimates first."""
         values: dict[Layout, float] = {}
-        for _ in range(trials):
-            state = self._state(layout)
-            changes = 1 + int(self._numpy.integers(3))
+        for _ in range(samples):
+            state = self._state_of(layout)
+            changes = 1 + int(self._rng.integers(3))
             if not all(self._mutate(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
             if value < math.inf:
-                values[self._layout(state)] = value
+                values[self._layout_of(state)] = value
         values.pop(layout, None)
         return sorted((ScoredLayout(s, x) for x, s in values.items()), key=lambda x: x.value)
 
     def _mutate(self, state: LayoutState) -> bool:
-        fixed = self.constraints.stages is not None
+        fixed_stages = self.constraints.stages is not None
         return bool(
-            mutate(self.model, self.class_arrays, state, self._scratch, self._random, fixed)
+            mutate(
+                self.model, self.class_arrays, state, self._scratch, self._rng_state, fixed_stages
+            )
         )
 
     def _estimate(self, state: LayoutState) -> float:
@@ -330,33 +335,33 @@ class LayoutSearch:
 
         The estimate chooses anew which stages recompute.
         """
-        state = self._state(layout)
+        state = self._state_of(layout)
         value = self._estimate(state)
-        return ScoredLayout(value, self._layout(state))
+        return ScoredLayout(value, self._layout_of(state))
 
     def with_better_layers(self, layout: Layout) -> ScoredLayout:
         """Shift single layers between stages as long as that lowers the estimate."""
         best, improved = self.scored(layout), self.constraints.layers is None
         while improved:
-            tried = [self.scored(shifted) for shifted in _shifted(best.layout)]
+            tried = [self.scored(shifted) for shifted in _with_shifted_layers(best.layout)]
             least = min(tried, key=lambda scored: scored.value, default=best)
             improved = least.value < best.value
             best = least if improved else best
         return best
 
-    def _anneal(self, run: StopRun, state: LayoutState, trials: int, start: InitialLayout) -> None:
+    def _anneal(self, run: SearchRun, state: LayoutState, moves: int, kind: InitialLayout) -> None:
         """Anneal in chunks, checking the stopping criterion between them."""
-        t_start, t_end = TEMPERATURES[start]
-        value = self._value(state)
-        chunks = max(1, math.ceil(trials / CHUNK))
+        t_start, t_end = TEMPERATURES[kind]
+        value = self._reset_best(state)
+        chunks = max(1, math.ceil(moves / CHUNK))
         for k in range(chunks):
             first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
-            count = min(CHUNK, trials - k * CHUNK)
-            fixed = start is not InitialLayout.RESTART or self.constraints.stages is not None
-            self._anneal_chunk(state, value, count, first, last, fixed)
+            count = min(CHUNK, moves - k * CHUNK)
+            fixed_stages = kind is not InitialLayout.RESTART or self.constraints.stages is not None
+            self._anneal_chunk(state, value, count, first, last, fixed_stages)
             if run.update(count) is not None:
                 break
-        self._record(start, self._best, float(value[1]))
+        self._record(kind, self._best, float(value[1]))
 
     def _anneal_chunk(
         self,
@@ -365,42 +370,42 @@ class LayoutSearch:
         count: int,
         t_start: float,
         t_end: float,
-        fixed: bool,
+        fixed_stages: bool,
     ) -> None:
         anneal(
             self.model,
             self.class_arrays,
             state,
-            self._tried,
+            self._candidate,
             self._best,
             self._scratch,
-            self._random,
+            self._rng_state,
             value,
             count,
             t_start,
             t_end,
-            fixed,
+            fixed_stages,
         )
 
-    def _value(self, state: LayoutState) -> Floats:
-        """The estimate of a state, which becomes the best so far."""
+    def _reset_best(self, state: LayoutState) -> Floats:
+        """Make a state the best so far; its estimate, as state and as best."""
         value = self._estimate(state)
         for name in LayoutState._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # if the start does not fit in memory, any layout that fits is better
         return np.full(2, value if value < math.inf else 1e300)
 
-    def _record(self, start: InitialLayout, state: LayoutState, value: float) -> None:
+    def _record(self, kind: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
-        known = self.found.get((stages, start))
+        known = self.found.get((stages, kind))
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # recompute flags belong to the last estimate; estimate again
         final_value = self._estimate(state)
-        self.found[stages, start] = ScoredLayout(final_value, self._layout(state))
+        self.found[stages, kind] = ScoredLayout(final_value, self._layout_of(state))
 
     @staticmethod
-    def _layout(state: LayoutState) -> Layout:
+    def _layout_of(state: LayoutState) -> Layout:
         stages = int(state.stages[0])
         return Layout.of(
             state.counts[:stages].tolist(),
@@ -408,7 +413,7 @@ class LayoutSearch:
             state.recompute[:stages].tolist(),
         )
 
-    def _empty(self) -> LayoutState:
+    def _empty_state(self) -> LayoutState:
         most = self.max_stages
         return LayoutState(
             stages=np.zeros(1, dtype=np.int64),
@@ -417,18 +422,20 @@ class LayoutSearch:
             recompute=np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, start: InitialLayout = InitialLayout.NEIGHBOURS) -> LayoutState:
+    def _initial_state(
+        self, stages: int, kind: InitialLayout = InitialLayout.NEARBY
+    ) -> LayoutState:
         """An initial layout that fits in memory.
 
-        NEIGHBOURS cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
+        NEARBY cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
         devices of each class to the stages in turn, so that each class forms pipelines, as
         consecutive ranks do. If memory is too small, classes with little memory and those that
         cannot aggregate are left out one by one; the last resort fills the devices with the most
         memory evenly.
         """
-        if start is InitialLayout.SUBSET:
+        if kind is InitialLayout.NEARBY_SUBSET:
             return self._best_subset(stages)
-        chain, spread = self._chain(), start is not InitialLayout.NEIGHBOURS
+        chain, spread = self._nearest_chain(), kind is not InitialLayout.NEARBY
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
             chain = self._subset(chain, stages)
@@ -447,7 +454,7 @@ class LayoutSearch:
     def _fill_memory(self, stages: int) -> LayoutState:
         """The stages of `tightest`; all other devices are left out."""
         filled, classes = self.tightest(stages)
-        state = self._empty()
+        state = self._empty_state()
         state.stages[0] = stages
         state.counts[range(stages), classes] = 1
         state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
@@ -465,10 +472,10 @@ class LayoutSearch:
         tuple[Filled, list[int]]
             Stages, and the device class of each.
         """
-        chain = self._chain(int(np.argmax(self.classes.memory_bytes)))
-        along = np.repeat(chain, self.classes.size[chain])
-        largest = np.argsort(-self.classes.memory_bytes[along], kind="stable")[:stages]
-        near = along[np.sort(largest)].tolist()
+        chain = self._nearest_chain(int(np.argmax(self.classes.memory_bytes)))
+        chained_devices = np.repeat(chain, self.classes.size[chain])
+        largest = np.argsort(-self.classes.memory_bytes[chained_devices], kind="stable")[:stages]
+        in_chain_order = chained_devices[np.sort(largest)].tolist()
         flags = self.model.recompute[:stages].tolist()
         kinds = [(False, True) if self.model.recompute_free else (flag,) for flag in flags]
 
@@ -479,39 +486,39 @@ class LayoutSearch:
             return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
 
         if layers is not None:
-            needs = [costs.need_bytes(1) for costs in filled(near).costs(self.workload)]
+            needs = [costs.need_bytes(1) for costs in filled(in_chain_order).costs(self.workload)]
             by_need = np.empty(stages, dtype=np.int64)
-            by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
+            by_need[np.argsort(needs, kind="stable")[::-1]] = chained_devices[largest]
             return filled(by_need.tolist()), by_need.tolist()
-        options = [(filled(near), near)]
-        if options[0][0].share > 1 and orders_of(memory[near]) <= MAX_ORDERS:
-            better = filled(near, any_order=True)
-            remaining = list(near)
+        options = [(filled(in_chain_order), in_chain_order)]
+        if options[0][0].share > 1 and orders_of(memory[in_chain_order]) <= MAX_ORDERS:
+            better = filled(in_chain_order, any_order=True)
+            remaining = list(in_chain_order)
             order = []
             for have in better.memory:
                 order.append(next(c for c in remaining if memory[c] == have))
                 remaining.remove(order[-1])
             options.append((better, order))
         elif options[0][0].share > 1:
-            first, *others = along[largest].tolist()
-            ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
+            first, *others = chained_devices[largest].tolist()
+            ends = [first, *sorted(others[1:], key=in_chain_order.index), *others[:1]]
             options.append((filled(ends), ends))
         return min(options, key=lambda option: option[0].share)
 
     def _best_subset(self, stages: int) -> LayoutState:
         """The best of several initial layouts on random subsets of nearby classes."""
         count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
-        subsets = (self._subset(self._chain(), stages) for _ in range(count))
+        subsets = (self._subset(self._nearest_chain(), stages) for _ in range(count))
         states = [self._cut_chain(chain, stages, spread=False) for chain in subsets]
         return min(states, key=self._estimate)
 
     def _subset(self, chain: Ints, stages: int) -> Ints:
         """A random number of classes from the front of a chain, with a device for every stage."""
         fewest_classes = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
-        return chain[: int(self._numpy.integers(fewest_classes, len(chain) + 1))]
+        return chain[: int(self._rng.integers(fewest_classes, len(chain) + 1))]
 
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
-        state = self._empty()
+        state = self._empty_state()
         state.stages[0] = stages
         devices = np.repeat(chain, self.classes.size[chain])
         for k, c in enumerate(devices.tolist()):
@@ -523,19 +530,19 @@ class LayoutSearch:
         state.cuts[: stages + 1] = ends
         return state
 
-    def _chain(self, first: int | None = None) -> Ints:
+    def _nearest_chain(self, first: int | None = None) -> Ints:
         """Nearest-neighbour chain of all classes from ``first``, by default a random one."""
         distance_s = 2 * self.model.output_bytes.max() / self.classes.pair_bandwidth
         distance_s = distance_s + self.classes.rtt_s
         remaining = list(range(len(self.classes)))
-        start = int(self._numpy.integers(len(remaining))) if first is None else first
+        start = int(self._rng.integers(len(remaining))) if first is None else first
         chain = [remaining.pop(start)]
         while remaining:
             chain.append(remaining.pop(int(np.argmin(distance_s[chain[-1], remaining]))))
         return np.array(chain, dtype=np.int64)
 
-    def _state(self, layout: Layout) -> LayoutState:
-        state = self._empty()
+    def _state_of(self, layout: Layout) -> LayoutState:
+        state = self._empty_state()
         stages = len(layout.layers)
         state.stages[0] = stages
         state.counts[:stages] = layout.counts
@@ -544,7 +551,7 @@ class LayoutSearch:
         return state
 
 
-def _shifted(layout: Layout) -> Iterator[Layout]:
+def _with_shifted_layers(layout: Layout) -> Iterator[Layout]:
     """Layouts in which a run of consecutive stage boundaries is shifted by one layer."""
     ends = [stop for _, stop in layout.layers]
     for first in range(len(ends) - 1):

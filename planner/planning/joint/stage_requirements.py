@@ -44,8 +44,8 @@ its last operation to the end of the step, q during which none of the bytes o is
     (5)  o / u_m <= D - q                       all bytes are sent
     (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch
 
-The last operation is followed by averaging, or by its microbatch's way back to the first stage, so
-e = max(r_m, way back).
+The last operation is followed by averaging, or by its microbatch's backward passes in the stages
+before this one, so e = max(r_m, these passes).
 
 ==============  ===============================  ================  ===========  ===============
 role            stage                            g                 i            o
@@ -257,7 +257,7 @@ class StageRequirements:
     ----------
     pool, n, layers
         The devices, their number, and the number of layers.
-    choices
+    recompute_choices
         Whether a stage recomputes: the possible values.
     starts, stops
         ``int[P]``: layers of every part.
@@ -278,7 +278,7 @@ class StageRequirements:
         every_steps: int = 1,
     ) -> None:
         self.pool, self.n, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
-        self.choices = (False, True) if recomputes else (False,)
+        self.recompute_choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.n + 1)
         self.microbatches_per_device = np.ceil(self.microbatches / self.m)
@@ -289,7 +289,7 @@ class StageRequirements:
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
         self._set_stage_costs(
-            workload, wire_ratio, spans, apart=every_steps == 1 and pool.regions == 0
+            workload, wire_ratio, spans, tied_apart=every_steps == 1 and pool.regions == 0
         )
         self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops_per_s.sum()) or 1.0
@@ -297,32 +297,37 @@ class StageRequirements:
         self._set_averaging(every_steps / wire_ratio)
 
     def _set_stage_costs(
-        self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
+        self,
+        workload: Workload,
+        wire_ratio: float,
+        spans: list[tuple[int, int]],
+        *,
+        tied_apart: bool,
     ) -> None:
-        """``apart``: tied parameters on two stages are averaged after the rest."""
-        plain, recomputed = (
+        """``tied_apart``: tied parameters on two stages are averaged after the rest."""
+        keeping, recomputed = (
             [
                 stage_costs(workload, a, b, with_head=b == self.layers, recompute=recomputes)
                 for a, b in spans
             ]
             for recomputes in (False, True)
         )
-        chosen = (plain, recomputed)[: len(self.choices)]
-        self.forward_flops = _column(c.forward_flops for c in plain)
+        chosen = (keeping, recomputed)[: len(self.recompute_choices)]
+        self.forward_flops = _column(c.forward_flops for c in keeping)
         self.backward_flops = [_column(c.backward_flops for c in costs) for costs in chosen]
-        self.head_flops = _column(c.head_flops for c in plain)
-        boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, plain, strict=True)}
+        self.head_flops = _column(c.head_flops for c in keeping)
+        boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, keeping, strict=True)}
         boundary_bytes[self.layers] = boundary_bytes[0] = 0.0
         self.input_bytes = _column(boundary_bytes[a] for a, _ in spans)
         self.output_bytes = _column(boundary_bytes[b] for _, b in spans)
-        tied_bytes = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
+        tied_bytes = tied_apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
         self.vector_bytes = _column(
             (c.gradient_bytes - tied_bytes * ((a == 0) != (b == self.layers))) * wire_ratio
-            for (a, b), c in zip(spans, plain, strict=True)
+            for (a, b), c in zip(spans, keeping, strict=True)
         )
         memory = self.pool.memory_bytes * (1 + MEMORY_SLACK)
         self.max_live = [self._max_live(costs, memory) for costs in chosen]
-        num_holding = (memory >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)
+        num_holding = (memory >= _column(c.state_bytes for c in keeping)).sum(axis=1, keepdims=True)
         holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
         self.fits = (self.m <= num_holding) & holds_one
 
@@ -341,14 +346,14 @@ class StageRequirements:
             for size in (self.input_bytes, self.output_bytes)
         )
         self.input_latency_s = np.where(self.input_bytes > 0, self.pool.hop_s, 0.0)
-        self.way_in_s = flops_before[self.starts, None] / self.fastest
+        self.upstream_forward_s = flops_before[self.starts, None] / self.fastest
         self.previous_layer_s = flops[self.starts, None] / self.fastest
         # a gradient comes from the last layers, through F, H and B there
         turnaround_s = (flops[-1] + self.head_flops.max()) / self.fastest
         self.turnaround_s = (
             turnaround_s + 2 * (flops_before[-1] - flops_before[self.stops, None]) / self.fastest
         )
-        self.way_back_s = 2 * flops_before[self.starts, None] / self.fastest
+        self.upstream_backward_s = 2 * flops_before[self.starts, None] / self.fastest
 
     def _set_averaging(self, unencoded_ratio: float) -> None:
         """``unencoded_ratio``: bytes averaged within regions over those of one encoded vector."""
@@ -369,12 +374,14 @@ class StageRequirements:
         # nothing is sent while the last messages of a round travel; without a round, while the last
         # gradient travels through all stages before this one
         sends = (self.m > 1) & (self.vector_bytes > 0)
-        self.unsent_s = np.where(sends, self.pool.rtt_s, self.input_latency_s + self.way_back_s)
-        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.way_back_s)
+        self.unsent_s = np.where(
+            sends, self.pool.rtt_s, self.input_latency_s + self.upstream_backward_s
+        )
+        self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
 
     def whole_pipeline(self) -> Requirement:
         """Any stage, if the first stage begins its step at T: everything follows T."""
-        return self._full_step(self.way_in_s, arrives=True)
+        return self._full_step(self.upstream_forward_s, arrives=True)
 
     def downstream(self) -> Requirement:
         """A stage after the one that begins at T, which is not the first: everything follows T."""
@@ -388,14 +395,14 @@ class StageRequirements:
         requirement = self._full_step(np.zeros_like(self.input_bytes), arrives=False)
         return requirement._replace(fits=requirement.fits & (self.m > 1))
 
-    def _full_step(self, way_s: Floats, *, arrives: bool) -> Requirement:
-        """F, B and H follow T; ``way_s`` from T to the end of the previous stage's first F."""
+    def _full_step(self, earliest_s: Floats, *, arrives: bool) -> Requirement:
+        """F, B and H follow T; the previous stage's first F ends ``earliest_s`` after T."""
         flops = self.forward_flops + self.backward_flops[0] + self.head_flops
-        received, begin_s, first_arrival_s = self.output_bytes, way_s, way_s
+        received, begin_s, first_arrival_s = self.output_bytes, earliest_s, earliest_s
         if arrives:
             received = received + self.input_bytes
-            begin_s = way_s + self.hop_in_s
-            first_arrival_s = way_s + self.input_latency_s
+            begin_s = earliest_s + self.hop_in_s
+            first_arrival_s = earliest_s + self.input_latency_s
         least_s = np.maximum(
             begin_s + self.microbatches_per_device * flops / self.fastest,  # (1)
             first_arrival_s + self.microbatches * received / self.most_down,  # (2)

@@ -29,7 +29,7 @@ from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.problems.path_method import PathMethod
 from planner.search.certificate import Certificate
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
+from planner.search.stop import MaxIterations, SearchRun, StoppingCriterion
 from planner.simulator.resources import LinkResources
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -75,7 +75,7 @@ class _Trial(NamedTuple):
 
 
 def partial_path_plan(
-    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+    problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: SearchRun
 ) -> PlannedShape:
     """The best plan that was tried."""
     return _Search(problem, shape, stop, run).result()
@@ -85,7 +85,7 @@ class _Search:
     """Plans that were tried, and the best one."""
 
     def __init__(
-        self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: StopRun
+        self, problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, run: SearchRun
     ) -> None:
         self.problem, self.shape, self.stop, self.run = problem, shape, stop, run
         self.interrupted = False
@@ -96,9 +96,9 @@ class _Search:
 
     def result(self) -> PlannedShape:
         """All trials, then the best one's paths with the remaining limit."""
-        arranged = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
-        self.interrupted = arranged.certificate.stop_reason == "interrupted"
-        groups = arranged.assignment.groups
+        placement = place_stages(self.problem, self.shape, self.stop.portion(PLACEMENT_SHARE))
+        self.interrupted = placement.certificate.stop_reason == "interrupted"
+        groups = placement.assignment.groups
         self._try(groups, self.shape.layers, FIRST_PATHS_SHARE)
         self._try_layers(groups)
         if self.best is not None and self.problem.request.path_method == PathMethod.AUTO:
@@ -112,7 +112,7 @@ class _Search:
         if self.best is None:
             raise self.refused or ProblemError("no placement of these devices has paths")
         best = self.best
-        certificate = arranged.certificate
+        certificate = placement.certificate
         same = best.plan.assignment.groups == groups and best.shape.layers == self.shape.layers
         if not same:
             reason = certificate.stop_reason

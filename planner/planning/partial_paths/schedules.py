@@ -15,7 +15,7 @@ from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.search.certificate import Certificate, Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, StopRun
+from planner.search.stop import SearchRun, StoppingCriterion
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
@@ -89,7 +89,7 @@ def path_problem(
         workload,
         assignment,
         path_stages=request.path_stages,
-        microbatches_per_start=shape.microbatches // shape.starts,
+        microbatches_per_start=shape.microbatches // shape.sizes[0],
         memory=[room[d] for d in range(len(cluster))],
         max_swaps=request.swaps,
         live_memory=True,
@@ -116,7 +116,7 @@ def arranged_problem(problem: PlanningProblem, shape: Shape) -> ArrangedPathProb
         workload,
         shape.sizes,
         path_stages=request.path_stages,
-        microbatches_per_start=shape.microbatches // shape.starts,
+        microbatches_per_start=shape.microbatches // shape.sizes[0],
         max_swaps=request.swaps,
         live_memory=True,
         queueing=True,
@@ -138,7 +138,7 @@ def _name(subproblem: PathProblem) -> str:
 
 
 def paths_certificate(
-    problem: PlanningProblem, plan: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    problem: PlanningProblem, plan: TrainingPlan, solved: Sequence[Result[PathPlan]], run: SearchRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this placement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(

@@ -16,7 +16,7 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.search.stop import StopRun
+from planner.search.stop import SearchRun
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -33,7 +33,7 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
     except ProblemError:
         return float("inf")
     fitted = shape.with_layers(layers)
-    microbatches = -(-shape.microbatches // shape.starts)
+    microbatches = -(-shape.microbatches // shape.pipelines)
     busiest = max(
         microbatches * costs.busy_s(min(float(cluster.flops[d]) for d in group))
         for group, costs in zip(groups, fitted.costs(workload), strict=True)
@@ -43,7 +43,9 @@ def estimated_step_s(problem: PlanningProblem, shape: Shape, groups: Groups) -> 
     return subproblem.cost(groups) - skipped_share * subproblem.data_parallel_s(groups) + busiest
 
 
-def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+def improve_groups(
+    problem: PlanningProblem, shape: Shape, groups: Groups, run: SearchRun
+) -> Groups:
     """Exchange different devices of two stages as long as that lowers `estimated_step_s`."""
     cluster = problem.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
@@ -78,7 +80,7 @@ def improve_groups(problem: PlanningProblem, shape: Shape, groups: Groups, run: 
 def sorted_by_speed(problem: PlanningProblem, shape: Shape) -> Groups:
     """Stages of similar devices, slowest first; an initial solution that ignores the network."""
     order = np.lexsort((problem.cluster.memory_bytes, problem.cluster.flops))
-    stages = order.reshape(shape.stages, shape.starts).tolist()
+    stages = order.reshape(shape.stages, shape.pipelines).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 

@@ -54,7 +54,7 @@ def placement_bound_s(problem: PlanningProblem, shape: Shape, assignment: Assign
 
 def _averaging_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> Floats:
     """Per stage, seconds of its round alone; 0 for several rounds and hierarchical averaging."""
-    if not problem.ends_together or shape.starts == 1:
+    if not problem.ends_together or shape.pipelines == 1:
         return np.zeros(shape.stages)
     links = LinkResources.of(problem.cluster)
     averaging = stage_averaging(problem, shape, assignment.groups)

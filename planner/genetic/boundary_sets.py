@@ -10,10 +10,10 @@ Mask = int
 """Bit j: boundary j is in the set."""
 
 Key = tuple[int, ...]
-"""Equivalence class of sets; see `KeptSets`."""
+"""Equivalence class of sets; see `BoundarySets`."""
 
 
-class KeptSets:
+class BoundarySets:
     """The sets of boundaries up to symmetry.
 
     A key is the set itself, or, if the order of stages is free, the lengths of its sequences of
@@ -37,13 +37,13 @@ class KeptSets:
             self.mask_of.setdefault(key, mask)
 
     def contains(self, outer: Key, inner: Key) -> bool:
-        """Whether keeping ``outer`` keeps ``inner`` too."""
+        """Whether a set with key ``outer`` contains one with key ``inner``."""
         if not self.free_order:
             return outer[0] & inner[0] == inner[0]
         return outer != inner and _refines(inner, outer)
 
     def pairs(self, key: Key) -> int:
-        """Number of links that a kept set needs."""
+        """Number of links over the boundaries of a set."""
         sizes, mask = self.sizes, self.mask_of[key]
         return int(
             sum(min(sizes[j], sizes[j + 1]) for j in range(self.boundaries) if mask >> j & 1)

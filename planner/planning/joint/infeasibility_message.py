@@ -14,7 +14,7 @@ SHORTEST = 128
 """Shortest sequence that is proposed as a remedy, in tokens."""
 
 
-def nothing_fits(layouts: LayoutSearch) -> str:
+def infeasibility_message(layouts: LayoutSearch) -> str:
     """One line: which stage exceeds memory in the tightest split, and remedies."""
     workload, fixed = layouts.workload, layouts.constraints.stages
     numbers = range(1, layouts.max_stages + 1)
@@ -56,7 +56,7 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
         filled = evenly_filled(workload, memory, recompute, constraints.layers)
         return filled.share <= 1
 
-    for tokens, shorter in _shorter(workload):
+    for tokens, shorter in _with_shorter_sequences(workload):
         if fits(shorter, recompute_choices, tightest.memory):
             yield f"a shorter sequence (--sequence {tokens})"
             break
@@ -84,7 +84,7 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
         yield "more devices"
 
 
-def _shorter(workload: Workload) -> Iterator[tuple[int, Workload]]:
+def _with_shorter_sequences(workload: Workload) -> Iterator[tuple[int, Workload]]:
     """The workload with shorter sequences, longest first."""
     arch = workload.architecture
     tokens = 0 if arch is None else arch.sequence // 2

@@ -17,8 +17,8 @@ from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating, allocating_entry
 
 
-class Arrangement(NamedTuple):
-    """Device and partners of every slot.
+class MatchedAssignment(NamedTuple):
+    """An assignment of devices to slots, with a matching at every boundary.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Arrangement(NamedTuple):
     prev_slot: Ints
 
     @classmethod
-    def of(cls, slots: Ints) -> Arrangement:
-        """An unmatched arrangement that shares the slots' array."""
+    def of(cls, slots: Ints) -> MatchedAssignment:
+        """An assignment without matchings that shares the slots' array."""
         return cls(slots, np.full_like(slots, -1), np.full_like(slots, -1))
 
 
@@ -51,11 +51,11 @@ def cost_of(data: AssignmentData, slots: Ints) -> float:
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 1-4.
     """
-    return float(exact_cost(data, Arrangement.of(slots)))
+    return float(exact_cost(data, MatchedAssignment.of(slots)))
 
 
 @allocating
-def solve_boundary(data: AssignmentData, arrangement: Arrangement, boundary: int) -> None:
+def solve_boundary(data: AssignmentData, assignment: MatchedAssignment, boundary: int) -> None:
     """Replace one boundary's matching by a bottleneck matching (eq. 3).
 
     References
@@ -63,7 +63,7 @@ def solve_boundary(data: AssignmentData, arrangement: Arrangement, boundary: int
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 3.
     """
-    device_at, next_slot, prev_slot = arrangement
+    device_at, next_slot, prev_slot = assignment
     pp_cost = data.pp_cost[data.pp_kind[boundary]]
     left, middle = data.stage_ptr[boundary], data.stage_ptr[boundary + 1]
     right = data.stage_ptr[boundary + 2]
@@ -87,12 +87,12 @@ def solve_boundary(data: AssignmentData, arrangement: Arrangement, boundary: int
 
 
 @allocating_entry
-def solve_matchings(data: AssignmentData, arrangement: Arrangement) -> None:
+def solve_matchings(data: AssignmentData, assignment: MatchedAssignment) -> None:
     """Solve the bottleneck matching at every boundary."""
-    arrangement.next_slot[:] = -1
-    arrangement.prev_slot[:] = -1
+    assignment.next_slot[:] = -1
+    assignment.prev_slot[:] = -1
     for boundary in range(len(data.sizes) - 1):
-        solve_boundary(data, arrangement, boundary)
+        solve_boundary(data, assignment, boundary)
 
 
 @allocating_entry
@@ -116,9 +116,9 @@ def data_parallel_cost(data: AssignmentData, device_at: Ints) -> float:
 
 
 @allocating_entry
-def matched_cost(data: AssignmentData, arrangement: Arrangement) -> float:
-    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
-    device_at, next_slot, _ = arrangement
+def matched_cost(data: AssignmentData, assignment: MatchedAssignment) -> float:
+    """Eq. 1 with the assignment's own matchings instead of the best ones."""
+    device_at, next_slot, _ = assignment
     cost: float = data_parallel_cost(data, device_at)
     for j in range(len(data.sizes) - 1):
         pp_cost = data.pp_cost[data.pp_kind[j]]
@@ -131,10 +131,10 @@ def matched_cost(data: AssignmentData, arrangement: Arrangement) -> float:
 
 
 @allocating_entry
-def exact_cost(data: AssignmentData, arrangement: Arrangement) -> float:
+def exact_cost(data: AssignmentData, assignment: MatchedAssignment) -> float:
     """Eq. 1 for the groups in their order; stores the bottleneck matchings."""
-    solve_matchings(data, arrangement)
-    cost: float = matched_cost(data, arrangement)
+    solve_matchings(data, assignment)
+    cost: float = matched_cost(data, assignment)
     return cost
 
 

@@ -1,0 +1,296 @@
+"""Compiled estimates of the seconds in which the devices of a stage average their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from planner.planning.joint.layout_arrays import ClassArrays, LayoutScratch, classes_in
+from planner.search.arrays import Floats, Ints
+from planner.search.compiled import kernel
+
+BISECTIONS = 12
+"""Bisections of a round's seconds: enough to rank layouts."""
+NO_CLASS: Any = np.int64(-1)
+"""No device class. Not a literal, for which numba would compile a second version."""
+
+
+@kernel
+def _largest_shares(
+    counts: Ints,
+    used: Ints,
+    classes: ClassArrays,
+    speed: float,
+    members: int,
+    none: int,
+    share: Floats,
+) -> float:
+    """Largest shares to reduce at ``speed`` vectors per second; returns their sum.
+
+    Each end of a pair first gets half of its bandwidth, then what the other end leaves. Class
+    ``none`` reduces nothing.
+    """
+    for c in used:
+        share[c] = 0.0
+        if c == none or not classes.can_aggregate[c]:
+            continue
+        max_share = max((classes.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        for d in used:
+            if c != d or counts[c] > 1:
+                fraction = 1.0 if d == none or not classes.can_aggregate[d] else 0.5
+                max_share = min(max_share, fraction * classes.pair_bandwidth[c, d] / speed)
+        share[c] = max_share
+    total = 0.0
+    for c in used:
+        if c == none or not classes.can_aggregate[c]:
+            continue
+        max_share = max((classes.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        for d in used:
+            if c != d:
+                max_share = min(max_share, classes.pair_bandwidth[c, d] / speed - share[d])
+            elif counts[c] > 1:
+                max_share = min(max_share, 0.5 * classes.pair_bandwidth[c, d] / speed)
+        share[c] = max(max_share, share[c])
+        total += counts[c] * share[c]
+    return total
+
+
+@kernel
+def averaging_s(
+    encoded_bytes: float,
+    unencoded_bytes: float,
+    counts: Ints,
+    classes: ClassArrays,
+    scratch: LayoutScratch,
+    cutoff_s: float,
+) -> float:
+    """Seconds for the devices of a stage to average ``encoded_bytes`` on the wire.
+
+    In one round or, if sites share a line and it is faster, hierarchically
+    (`planner.planning.averaging.hierarchical`), where ``unencoded_bytes`` are sent within a site.
+    Adds the bytes over each site's line to ``scratch.averaged_bytes``. Stops early once the seconds
+    are at most ``cutoff_s``.
+    """
+    seconds = one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s)
+    devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
+    sites = len(classes.site_bandwidth)
+    if sites == 0:
+        return seconds
+    members, num_sites, min_aggregators, num_aggregators = 0.0, 0, np.inf, 0.0
+    devices_at[:] = 0.0
+    for c in range(len(counts)):
+        devices_at[classes.site[c]] += counts[c]
+        members += counts[c]
+        num_aggregators += counts[c] if classes.can_aggregate[c] else 0
+    for s in range(sites):
+        num_sites += devices_at[s] > 0
+    if num_sites <= 1:
+        return seconds
+    rtt_s = 0.0
+    for c in range(len(counts)):
+        for d in range(len(counts)):
+            if counts[c] > 0 and counts[d] > 0 and (c != d or counts[c] > 1):
+                rtt_s = max(rtt_s, classes.rtt_s[c, d])
+    for s in range(sites):
+        if devices_at[s] > 0:
+            site_aggregators = _aggregators_at(s, counts, classes)
+            min_aggregators = min(min_aggregators, site_aggregators)
+            crossing_bytes = (
+                _vectors_over_line(
+                    devices_at[s], members, site_aggregators / max(num_aggregators, 1.0)
+                )
+                * encoded_bytes
+            )
+            seconds = max(seconds, crossing_bytes / classes.site_bandwidth[s] + rtt_s)
+    hierarchical_s = np.inf
+    if num_sites < members and min_aggregators > 0 and not classes.equal_shares:
+        hierarchical_s = _hierarchical_s(
+            encoded_bytes, unencoded_bytes, counts, classes, devices_at, num_sites, min_aggregators
+        )
+    for s in range(sites):
+        if devices_at[s] > 0 and hierarchical_s < seconds:
+            averaged_bytes[s] += 2 * (num_sites - 1) / num_sites * encoded_bytes
+        else:
+            local_share = _aggregators_at(s, counts, classes) / max(num_aggregators, 1.0)
+            averaged_bytes[s] += (
+                _vectors_over_line(devices_at[s], members, local_share) * encoded_bytes
+            )
+    return float(min(seconds, hierarchical_s))
+
+
+@kernel
+def _aggregators_at(site: int, counts: Ints, classes: ClassArrays) -> float:
+    """Devices of a site that may reduce gradients."""
+    count = 0.0
+    for c in range(len(counts)):
+        count += counts[c] if classes.site[c] == site and classes.can_aggregate[c] else 0
+    return count
+
+
+@kernel
+def _vectors_over_line(local_members: float, members: float, local_share: float) -> float:
+    """Vectors over a site's line each way, in one round, if ``local_share`` is reduced there."""
+    return local_members * (1.0 - local_share) + local_share * (members - local_members)
+
+
+@kernel
+def _hierarchical_s(
+    encoded_bytes: float,
+    unencoded_bytes: float,
+    counts: Ints,
+    classes: ClassArrays,
+    devices_at: Floats,
+    num_sites: int,
+    slices: float,
+) -> float:
+    """Seconds of reduce, exchange and spread between ``num_sites`` sites, each with ``slices``."""
+    num_classes = len(counts)
+    within_s, between_s, local_rtt_s, remote_rtt_s = 0.0, 0.0, 0.0, 0.0
+    exchanged_bytes = 2 * (num_sites - 1) / num_sites * encoded_bytes
+    for c in range(num_classes):
+        if counts[c] == 0:
+            continue
+        s = classes.site[c]
+        between_s = max(
+            between_s,
+            exchanged_bytes / classes.site_bandwidth[s],
+            exchanged_bytes / slices / classes.capacity[c],
+        )
+        if devices_at[s] > 1:
+            within_s = max(
+                within_s,
+                max((devices_at[s] - 1) / slices, 1.0) * unencoded_bytes / classes.capacity[c],
+            )
+        for d in range(num_classes):
+            if counts[d] == 0 or (c == d and counts[c] == 1):
+                continue
+            if classes.site[d] == s:
+                within_s = max(within_s, unencoded_bytes / slices / classes.pair_bandwidth[c, d])
+                local_rtt_s = max(local_rtt_s, classes.rtt_s[c, d])
+            else:
+                between_s = max(
+                    between_s, 2 * encoded_bytes / num_sites / slices / classes.pair_bandwidth[c, d]
+                )
+                remote_rtt_s = max(remote_rtt_s, classes.rtt_s[c, d])
+    return float(2 * (within_s + local_rtt_s) + between_s + remote_rtt_s)
+
+
+@kernel
+def one_round_s(
+    vector_bytes: float, counts: Ints, classes: ClassArrays, scratch: LayoutScratch, cutoff_s: float
+) -> float:
+    """Seconds for one round of all devices, without the limits of sites' lines.
+
+    With equal shares or, if faster, with shares that device limits and pairs allow (eq. 6 of
+    DeDLOC), over all classes or without the one that has the slowest pair. Infinite if no device
+    may reduce. Stops early once the seconds are at most ``cutoff_s``.
+    """
+    members, slowest_line, slowest_pair, rtt_s, slowest_class = 0, np.inf, np.inf, 0.0, -1
+    num_aggregators, has_clients = 0, False
+    share = scratch.reduce_share
+    used = scratch.used[: classes_in(counts, scratch.used)]
+    for c in used:
+        members += counts[c]
+        num_aggregators += counts[c] if classes.can_aggregate[c] else 0
+        has_clients = has_clients or not classes.can_aggregate[c]
+        slowest_line = min(slowest_line, classes.capacity[c])
+        for d in used:
+            if c != d or counts[c] > 1:
+                if classes.pair_bandwidth[c, d] < slowest_pair:
+                    slowest_pair = classes.pair_bandwidth[c, d]
+                    slowest_class = c if counts[c] <= counts[d] else d
+                rtt_s = max(rtt_s, classes.rtt_s[c, d])
+    if members <= 1:
+        return 0.0
+    seconds = max(
+        2 * vector_bytes * (members - 1) / members / slowest_line,
+        2 * vector_bytes / members / slowest_pair,
+    )
+    lower_s = vector_bytes / slowest_line
+    if classes.equal_shares or num_aggregators == 0:
+        return np.inf if has_clients else float(seconds + rtt_s)
+    if has_clients and members > 2:
+        # at worst, one device reduces everything
+        seconds *= members
+    if members > 2 and lower_s < seconds * (1 - 1e-9):
+        for _ in range(BISECTIONS):
+            if seconds + rtt_s <= cutoff_s:
+                break
+            middle = math.sqrt(lower_s * seconds)
+            speed = vector_bytes / middle
+            total = _largest_shares(counts, used, classes, speed, members, NO_CLASS, share)
+            if total < 1.0:
+                total = _largest_shares(counts, used, classes, speed, members, slowest_class, share)
+            if total >= 1.0:
+                seconds = middle
+            else:
+                lower_s = middle
+    return float(seconds + rtt_s)
+
+
+@kernel
+def two_frequency_s(
+    encoded_bytes: float,
+    unencoded_bytes: float,
+    counts: Ints,
+    classes: ClassArrays,
+    scratch: LayoutScratch,
+    cutoff_s: float,
+) -> tuple[float, float]:
+    """Seconds for regions to average ``unencoded_bytes`` each, then ``encoded_bytes`` between them.
+
+    See `planner.planning.averaging.two_frequency`; limits of sites' lines are ignored. The
+    first value is ``cutoff_s`` if it would be less: it matters only where it makes a step without
+    exchange longer. The step with exchange, which counts one in H times, is then overestimated by
+    at most the difference.
+    """
+    members, devices_in = scratch.subset, scratch.region_devices
+    num_classes, num_regions, slices, within_s, spread_s = len(counts), 0, np.inf, cutoff_s, 0.0
+    devices_in[:] = 0.0
+    for c in range(num_classes):
+        devices_in[classes.region[c]] += counts[c]
+    for r in range(len(devices_in)):
+        if devices_in[r] == 0:
+            continue
+        num_regions += 1
+        num_aggregators = 0.0
+        for c in range(num_classes):
+            members[c] = counts[c] if classes.region[c] == r else 0
+            num_aggregators += members[c] if classes.can_aggregate[c] else 0
+        slices = min(slices, num_aggregators if devices_in[r] > 1 else 1.0)
+        within_s = max(within_s, one_round_s(unencoded_bytes, members, classes, scratch, within_s))
+    if num_regions == 1 or slices == 0:
+        return within_s, 0.0
+    for c in range(num_classes):
+        if counts[c] == 0:
+            continue
+        r = classes.region[c]
+        if devices_in[r] > 1:
+            device_spread_s = (devices_in[r] - 1) / slices * unencoded_bytes / classes.capacity[c]
+            rtt_s = 0.0
+            for d in range(num_classes):
+                if counts[d] > 0 and classes.region[d] == r and (c != d or counts[c] > 1):
+                    device_spread_s = max(
+                        device_spread_s, unencoded_bytes / slices / classes.pair_bandwidth[c, d]
+                    )
+                    rtt_s = max(rtt_s, classes.rtt_s[c, d])
+            spread_s = max(spread_s, device_spread_s + rtt_s)
+    members[:] = 0
+    for r in range(len(devices_in)):
+        representative = -1
+        for c in range(num_classes):
+            if counts[c] == 0 or classes.region[c] != r:
+                continue
+            has_more_capacity = (
+                representative == -1 or classes.capacity[c] > classes.capacity[representative]
+            )
+            if representative == -1 or (
+                classes.can_aggregate[c]
+                and (has_more_capacity or not classes.can_aggregate[representative])
+            ):
+                representative = c
+        if representative >= 0:
+            members[representative] = 1
+    return within_s, one_round_s(encoded_bytes / slices, members, classes, scratch, 0.0) + spread_s

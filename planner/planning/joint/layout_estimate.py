@@ -1,0 +1,455 @@
+"""Compiled estimate of the step time of a layout.
+
+The estimate, in seconds or dollars, is M x period + the latency of one microbatch through all
+stages and back + the longest averaging, divided by H if only every H-th step averages. The period
+is that of the slowest stage, boundary or memory limit, if every device takes microbatches in
+proportion to its capacity, whichever pipeline they came through. Queueing of messages is left to
+the simulator, which decides between the best layouts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.planning.joint.layout_arrays import (
+    ClassArrays,
+    LayoutScratch,
+    LayoutState,
+    ModelArrays,
+    classes_in,
+)
+from planner.planning.joint.layout_averaging import averaging_s, two_frequency_s
+from planner.search.arrays import Ints
+from planner.search.compiled import entry, kernel
+
+IN_FLIGHT = 2.0
+"""Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
+law). In the simulator they queue; below about 2, pipelines run dry. See
+docs/explanation/joint-search.md."""
+SHORT_IN_FLIGHT = 1.5
+"""The same if memory allows no more; the stage then slows down in proportion."""
+RECOMPUTE_FACTOR = 4.0 / 3.0
+"""Period of a stage that recomputes, relative to one that does not."""
+MAX_PERIOD_RISES = 12
+"""Maximum increases of the period until a boundary carries the flow of its stages."""
+MIN_PERIOD_RISE, PERIOD_RISE = 0.02, 0.7
+"""The period rises by `PERIOD_RISE` times the unrouted share, at least by `MIN_PERIOD_RISE`."""
+UNROUTED_TOLERANCE = 1e-6
+"""Unrouted share of the flow that counts as none."""
+UNROUTED_PENALTY = 2.0
+"""Relative increase of the period per share of the flow that is unrouted after the last rise."""
+SORT_LIMIT = 12
+"""All pairs are scanned if there are fewer than this many times those in use, which is then faster
+than sorting the ones in use."""
+
+
+@kernel
+def in_flight_room(
+    model: ModelArrays, classes: ClassArrays, state: LayoutState, j: int, c: int
+) -> tuple[float, float]:
+    """Microbatches that fit on a device of class c for stage j, without and with recomputation."""
+    last = j == state.stages[0] - 1
+    first_layer, end_layer = state.cuts[j], state.cuts[j + 1]
+    parameters = _stage_parameters(model, state, j)
+    saved_bytes = model.saved_bytes[end_layer] - model.saved_bytes[first_layer]
+    saved_bytes += model.held_bytes[end_layer - 1] if model.saves_output else 0.0
+    rounded = parameters
+    if j == 0:
+        rounded -= model.stem_parameters - (model.tied_parameters if last else 0.0)
+    memory_left = classes.memory_bytes[c] - parameters * model.state_bytes
+    memory_left -= rounded * model.rounded_bytes + (0.0 if j == 0 and last else model.message_bytes)
+    kept_bytes = (model.held_bytes[first_layer - 1] if j > 0 else 0.0) + (
+        model.held_bytes[end_layer - 1] if last else 0.0
+    )
+    max_live = min(model.microbatches, model.max_in_flight)
+    head = model.head_bytes if last else 0.0
+    working_bytes = max(model.layer_bytes, head)
+    left_when_recomputing = memory_left - max(model.layer_bytes + saved_bytes, head)
+    if j == 0:
+        working_bytes = max(working_bytes, model.embedding_bytes - saved_bytes)
+        left_when_recomputing = min(left_when_recomputing, memory_left - model.embedding_bytes)
+    keeping_room = (
+        min(np.floor((memory_left - working_bytes) / saved_bytes), max_live)
+        if saved_bytes > 0
+        else max_live
+    )
+    recomputing_room = (
+        min(np.floor(left_when_recomputing / kept_bytes), max_live) if kept_bytes > 0 else max_live
+    )
+    return (keeping_room if memory_left >= working_bytes else 0.0), (
+        recomputing_room if left_when_recomputing >= 0 else 0.0
+    )
+
+
+@kernel
+def _stage_period(
+    model: ModelArrays, classes: ClassArrays, state: LayoutState, scratch: LayoutScratch, j: int
+) -> float:
+    """Period of stage j alone, infinite if memory is too small; sets share, compute_s and room."""
+    last = j == state.stages[0] - 1
+    a, b = state.cuts[j], state.cuts[j + 1]
+    forward = model.flops[b] - model.flops[a]
+    sent_bytes = (0.0 if last else model.output_bytes[b - 1]) + (
+        model.output_bytes[a - 1] if j > 0 else 0.0
+    )
+    counts = state.counts[j]
+    num_classes = len(counts)
+    keeping_room, recomputing_room = 0.0, 0.0
+    for c in range(num_classes):
+        if counts[c] > 0:
+            keeping_room_c, recomputing_room_c = in_flight_room(model, classes, state, j, c)
+            if keeping_room_c < 1 and model.recompute_free:
+                state.recompute[j] = True
+            if (recomputing_room_c if state.recompute[j] else keeping_room_c) < 1:
+                return np.inf
+            keeping_room += counts[c] * keeping_room_c
+            recomputing_room += counts[c] * recomputing_room_c
+    work_flops = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
+    work_flops += model.head_flops if last else 0.0
+    rate = 0.0
+    for c in range(num_classes):
+        scratch.share[j, c] = 0.0
+        if counts[c] > 0:
+            busy_s = max(work_flops / classes.flops_per_s[c], sent_bytes / classes.capacity[c])
+            scratch.share[j, c] = counts[c] / busy_s
+            rate += counts[c] / busy_s
+    if rate == 0.0:
+        return np.inf
+    compute_s = 0.0
+    for c in range(num_classes):
+        scratch.share[j, c] /= rate
+        compute_s += scratch.share[j, c] * work_flops / classes.flops_per_s[c]
+    scratch.compute_s[j] = compute_s
+    scratch.in_flight_room[j] = recomputing_room if state.recompute[j] else keeping_room
+    return float(1.0 / rate)
+
+
+@kernel
+def _pairs_in_use(
+    source_counts: Ints, target_counts: Ints, classes: ClassArrays, scratch: LayoutScratch
+) -> int:
+    """List the ranks of pairs of classes that both have devices in ``scratch.pairs``, ascending."""
+    ranks, num_pairs = scratch.pairs, 0
+    num_sources, num_targets = (
+        classes_in(source_counts, scratch.used),
+        classes_in(target_counts, scratch.others),
+    )
+    max_pairs = num_sources * num_targets
+    if SORT_LIMIT * max_pairs > len(classes.pair_source):
+        for k in range(len(classes.pair_source)):
+            if (
+                source_counts[classes.pair_source[k]] > 0
+                and target_counts[classes.pair_target[k]] > 0
+            ):
+                ranks[num_pairs] = k
+                num_pairs += 1
+        return num_pairs
+    for i in range(num_sources):
+        for j in range(num_targets):
+            # insertion sort
+            rank, k = classes.pair_rank[scratch.used[i], scratch.others[j]], num_pairs
+            while k > 0 and ranks[k - 1] > rank:
+                ranks[k] = ranks[k - 1]
+                k -= 1
+            ranks[k] = rank
+            num_pairs += 1
+    return num_pairs
+
+
+@kernel
+def _boundary_period(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    j: int,
+    period: float,
+    max_period: float,
+) -> float:
+    """Period at which the boundary after stage j carries its flow, nearest pairs first.
+
+    The search for one longer than ``max_period`` ends early.
+    """
+    message_bytes = model.output_bytes[state.cuts[j + 1] - 1]
+    source_counts, target_counts = state.counts[j], state.counts[j + 1]
+    num_classes = len(source_counts)
+    num_pairs = _pairs_in_use(source_counts, target_counts, classes, scratch)
+    unrouted, sites = 1.0, len(classes.site_bandwidth)
+    for _ in range(MAX_PERIOD_RISES):
+        unrouted, delay, usd = 1.0, 0.0, 0.0
+        for s in range(sites):
+            scratch.site_bytes[j, s] = 0.0
+        for c in range(num_classes):
+            scratch.unrouted[0, c] = scratch.share[j, c]
+            scratch.unrouted[1, c] = scratch.share[j + 1, c]
+        for k in range(num_pairs):
+            c, d = classes.pair_source[scratch.pairs[k]], classes.pair_target[scratch.pairs[k]]
+            if scratch.unrouted[0, c] <= 0.0 or scratch.unrouted[1, d] <= 0.0:
+                continue
+            max_share = (
+                period
+                * source_counts[c]
+                * target_counts[d]
+                * classes.pair_bandwidth[c, d]
+                / message_bytes
+            )
+            share = min(scratch.unrouted[0, c], scratch.unrouted[1, d], max_share)
+            scratch.unrouted[0, c] -= share
+            scratch.unrouted[1, d] -= share
+            unrouted -= share
+            if sites > 0 and classes.site[c] != classes.site[d]:
+                # activations forward, gradients back
+                scratch.site_bytes[j, classes.site[c]] += share * message_bytes
+                scratch.site_bytes[j, classes.site[d]] += share * message_bytes
+            transfer_s = (
+                message_bytes / classes.bandwidth[c, d] + message_bytes / classes.bandwidth[d, c]
+            )
+            delay += share * (classes.rtt_s[c, d] + transfer_s)
+            usd += share * message_bytes * (classes.usd_per_byte[c, d] + classes.usd_per_byte[d, c])
+        scratch.delay_s[j] = delay
+        scratch.messages_usd[j] = usd
+        if unrouted < UNROUTED_TOLERANCE:
+            return period
+        period *= 1.0 + max(MIN_PERIOD_RISE, PERIOD_RISE * unrouted)
+        if period > max_period:
+            break
+    return float(period * (1.0 + UNROUTED_PENALTY * unrouted))
+
+
+@entry
+def estimate(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_value: float,
+) -> float:
+    """Estimated seconds or dollars of a step; sets which stages recompute.
+
+    Infinite if memory is too small, or as soon as the value is known to exceed ``max_value``. In
+    the second case ``state.recompute`` is not final.
+    """
+    if not model.by_cost:
+        return float(_step_s(model, classes, state, scratch, max_value))
+    stages = state.stages[0]
+    usd_per_s, messages_usd = model.wait_usd_per_s, 0.0
+    for j in range(stages):
+        for c in range(state.counts.shape[1]):
+            usd_per_s += state.counts[j, c] * classes.usd_per_s[c]
+    seconds = _step_s(
+        model, classes, state, scratch, max_value / usd_per_s if usd_per_s > 0 else np.inf
+    )
+    if seconds == np.inf:
+        return np.inf
+    for j in range(stages):
+        counts, members, pair_usd, between_regions_usd = state.counts[j], 0.0, 0.0, 0.0
+        devices_in = scratch.region_devices
+        devices_in[:] = 0.0
+        for c in range(len(counts)):
+            members += counts[c]
+            devices_in[classes.region[c]] += counts[c]
+        for c in range(len(counts)):
+            for d in range(len(counts)):
+                usd = counts[c] * counts[d] * classes.usd_per_byte[c, d]
+                pair_usd += usd
+                if usd > 0:
+                    between_regions_usd += usd / (
+                        devices_in[classes.region[c]] * devices_in[classes.region[d]]
+                    )
+        if model.two_frequency:
+            # as if each region were one device
+            pair_usd, members = between_regions_usd, 0.0
+            for r in range(len(devices_in)):
+                members += devices_in[r] > 0
+        if j < stages - 1:
+            messages_usd += model.microbatches * scratch.messages_usd[j]
+        # assume equal shares
+        encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
+        messages_usd += 2.0 * encoded_bytes / members * pair_usd / model.every_steps
+    if _averages_tied(model, state):
+        _count_end_devices(state, scratch)
+        counts, members, pair_usd = scratch.subset, 0.0, 0.0
+        for c in range(len(counts)):
+            members += counts[c]
+            for d in range(len(counts)):
+                pair_usd += counts[c] * counts[d] * classes.usd_per_byte[c, d]
+        encoded_bytes = model.tied_parameters * model.gradient_bytes
+        messages_usd += 2.0 * encoded_bytes / members * pair_usd
+    return float(seconds * usd_per_s + messages_usd)
+
+
+@kernel
+def _stage_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
+    """Parameters of a stage; the last one has the head."""
+    parameters = model.parameters[state.cuts[j + 1]] - model.parameters[state.cuts[j]]
+    if j == state.stages[0] - 1:
+        parameters += model.head_parameters + (model.tied_parameters if j > 0 else 0.0)
+    return float(parameters)
+
+
+@kernel
+def _averages_tied(model: ModelArrays, state: LayoutState) -> bool:
+    """Whether first and last stage average the tied parameters in a round of their own."""
+    apart = model.tied_parameters > 0 and state.stages[0] > 1
+    return bool(
+        apart and model.every_steps == 1.0 and not model.delayed and not model.two_frequency
+    )
+
+
+@kernel
+def _averaged_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
+    """Parameters that a stage averages, without tied ones that are averaged separately."""
+    parameters = _stage_parameters(model, state, j)
+    if (j == 0 or j == state.stages[0] - 1) and _averages_tied(model, state):
+        parameters -= model.tied_parameters
+    return float(parameters)
+
+
+@kernel
+def _count_end_devices(state: LayoutState, scratch: LayoutScratch) -> None:
+    """Devices of first and last stage by class, in ``scratch.subset``."""
+    for c in range(state.counts.shape[1]):
+        scratch.subset[c] = state.counts[0, c] + state.counts[state.stages[0] - 1, c]
+
+
+@kernel
+def _step_s(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_s: float,
+) -> float:
+    """Estimated seconds; infinite as soon as they are known to exceed ``max_s``."""
+    period = _pipeline_period(
+        model, classes, state, scratch, min(max_s / model.microbatches, 1e300)
+    )
+    if period == np.inf:
+        return np.inf
+    return float(_step_with_period_s(model, classes, state, scratch, period, max_s))
+
+
+@kernel
+def _pipeline_period(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_period: float,
+) -> float:
+    """Period of the whole pipeline; infinite if it exceeds ``max_period``.
+
+    A stage recomputes, if allowed, where memory does not hold the microbatches that must be in
+    flight. That changes its period, so that the period is computed again, at most once per stage.
+    """
+    stages = state.stages[0]
+    for j in range(len(model.recompute)):
+        state.recompute[j] = model.recompute[j]
+    period = 0.0
+    for _ in range(stages + 1):
+        period = 0.0
+        for j in range(stages):
+            scratch.period_s[j] = _stage_period(model, classes, state, scratch, j)
+            period = max(period, scratch.period_s[j])
+        for j in range(stages - 1):
+            if period > max_period:
+                break
+            period = _boundary_period(model, classes, state, scratch, j, period, max_period)
+        if period > max_period:
+            return np.inf
+        for s in range(len(classes.site_bandwidth)):
+            crossing_bytes = 0.0
+            for j in range(stages - 1):
+                crossing_bytes += scratch.site_bytes[j, s]
+            period = max(period, crossing_bytes / classes.site_bandwidth[s])
+        scratch.delay_s[stages - 1] = 0.0
+        round_trip_s, slowed_period, changed = 0.0, period, False
+        for j in range(stages - 1, -1, -1):
+            round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
+            in_flight_s = IN_FLIGHT * round_trip_s - (IN_FLIGHT - 1.0) * scratch.compute_s[j]
+            if in_flight_s > period * scratch.in_flight_room[j]:
+                # waiting with fewer in flight may cost less than repeating F
+                waiting_period = SHORT_IN_FLIGHT * round_trip_s / scratch.in_flight_room[j]
+                recomputing_period = scratch.period_s[j] * RECOMPUTE_FACTOR
+                if (
+                    state.recompute[j]
+                    or not model.recompute_free
+                    or waiting_period <= max(period, recomputing_period)
+                ):
+                    slowed_period = max(slowed_period, waiting_period)
+                else:
+                    state.recompute[j] = changed = True
+        period = slowed_period
+        if not changed:
+            break
+    return float(period)
+
+
+@kernel
+def _step_with_period_s(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    period: float,
+    max_s: float,
+) -> float:
+    """Seconds of a step whose pipeline has this period, with its averaging.
+
+    There is no barrier: a stage ends when its last microbatch returns, averages, and begins the
+    next step. So the longest sum of a stage's way back and its averaging counts.
+    """
+    stages = state.stages[0]
+    round_trip_s, longest_s, longest_within_s, tied_ends_s = 0.0, 0.0, 0.0, 0.0
+    waits = model.every_steps == 1.0 and not model.delayed
+    tied = _averages_tied(model, state)
+    scratch.averaged_bytes[:] = 0.0
+    for j in range(stages - 1, -1, -1):
+        round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
+        encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
+        counts = state.counts[j]
+        unencoded_bytes, cutoff_s = encoded_bytes / model.wire_ratio, longest_s - round_trip_s
+        if tied and j == 0:
+            cutoff_s = tied_ends_s - round_trip_s
+        if model.two_frequency:
+            within_s, between_s = two_frequency_s(
+                encoded_bytes,
+                unencoded_bytes,
+                counts,
+                classes,
+                scratch,
+                max(longest_within_s - round_trip_s, 0.0),
+            )
+            longest_within_s = max(longest_within_s, round_trip_s + within_s)
+            longest_s = max(longest_s, round_trip_s + within_s + between_s)
+            continue
+        seconds = averaging_s(encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s)
+        longest_s = max(longest_s, round_trip_s + seconds)
+        if j == 0 or j == stages - 1:
+            tied_ends_s = max(tied_ends_s, round_trip_s + seconds)
+        if waits and model.microbatches * period + longest_s > max_s:
+            return np.inf
+    if tied:
+        _count_end_devices(state, scratch)
+        encoded_bytes = model.tied_parameters * model.gradient_bytes
+        unencoded_bytes, counts, cutoff_s = (
+            encoded_bytes / model.wire_ratio,
+            scratch.subset,
+            longest_s - tied_ends_s,
+        )
+        seconds = averaging_s(encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s)
+        longest_s = max(longest_s, tied_ends_s + seconds)
+    for s in range(len(classes.site_bandwidth)):
+        # all stages average at about the same time
+        sent_s = scratch.averaged_bytes[s] / classes.site_bandwidth[s]
+        longest_s = max(longest_s, scratch.compute_s[stages - 1] + sent_s)
+    if longest_s == np.inf:
+        return np.inf  # no device of a stage may reduce, possibly within regions already
+    # the round trip through all stages is the longest
+    longest_within_s = max(longest_within_s, round_trip_s)
+    pipeline_s = model.microbatches * period + longest_within_s
+    averaging_adds_s = longest_s - longest_within_s
+    if model.delayed:
+        # averaging overlaps with the next step
+        averaging_adds_s = max(averaging_adds_s - pipeline_s, 0.0)
+    return float(pipeline_s + averaging_adds_s / model.every_steps)
