@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class ErrorLatch:
@@ -23,6 +24,16 @@ class ErrorLatch:
             failed = self.error is not None
         if failed:
             callback()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Context in which a callback is registered."""
+        self.on_failure(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
 
     def fail(self, error: Exception) -> None:
         """Record an error."""

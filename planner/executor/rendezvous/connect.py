@@ -60,14 +60,13 @@ def connections_to(
     of the run.
     """
     connections = _open(ranks, keys, name)
-    if ranks.rank_lost is not None:
-        # wake threads that wait on a connection; none waits on heartbeat connections
-        data_connections = [
-            c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT
-        ]
-        ranks.rank_lost.on_failure(lambda: _shut(*data_connections))
+    # wake threads that wait on a connection; none waits on heartbeat connections
+    data_connections = [
+        c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT
+    ]
     try:
-        yield connections
+        with ranks.on_rank_lost(lambda: _shut(*data_connections)):
+            yield connections
     finally:
         for (kind, _), connection in connections.items():
             if kind is ChannelKind.HEARTBEAT:
@@ -96,8 +95,7 @@ def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: 
         for server in servers:
             sockets.enter_context(server)
         addresses = ranks.all_gather(f"{name}/address", address)
-        if ranks.rank_lost is not None:
-            ranks.rank_lost.on_failure(lambda: _shut(*servers))
+        sockets.enter_context(ranks.on_rank_lost(lambda: _shut(*servers)))
         connections: Connections = {}
 
         def connect(key: tuple[ChannelKind, int]) -> None:

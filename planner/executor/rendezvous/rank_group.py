@@ -7,9 +7,10 @@ wait for messages of their peers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -95,23 +96,23 @@ class RankGroup:
         waits for the threads. Enter it before their connections are opened, so that it ends after
         they are closed.
         """
-        error_latch, rank_lost = ErrorLatch(), self.rank_lost
+        error_latch = ErrorLatch()
         shutdown = None if self.detector is None else self.detector.shutdown
-
-        def end() -> None:
-            error_latch.fail(RunAborted())
-
-        if shutdown is not None:
-            shutdown.on_request(end)
-        if rank_lost is not None:
-            rank_lost.on_failure(lambda: error_latch.fail(rank_lost.error or RunAborted()))
         try:
-            yield error_latch
+            with ExitStack() as registered:
+                for cause in (shutdown, self.rank_lost):
+                    if cause is not None:
+                        registered.enter_context(
+                            cause.calling(partial(_fail_too, error_latch, cause))
+                        )
+                yield error_latch
         finally:
-            end()
-            if shutdown is not None:
-                shutdown.remove_callback(end)
+            error_latch.fail(RunAborted())
             error_latch.join_threads(JOIN_S)
+
+    def on_rank_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """Context in which a callback is called if a rank of an elastic run is lost."""
+        return nullcontext() if self.rank_lost is None else self.rank_lost.calling(callback)
 
     def name(self, rank: int) -> str:
         """Device name of a rank."""
@@ -170,6 +171,10 @@ class RankGroup:
         with suppress(DistError):
             self.store.wait([ALL_LEFT_KEY], LEAVE_TIMEOUT)
         self.resources.close()
+
+
+def _fail_too(error_latch: ErrorLatch, cause: ErrorLatch) -> None:
+    error_latch.fail(cause.error or RunAborted())
 
 
 def close_older(resources: list[ExitStack]) -> None:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -116,16 +117,15 @@ class StoreAddress:
         remaining_s = max(until - time.monotonic(), MIN_TIMEOUT_S)
         remaining = timedelta(seconds=remaining_s)
         try:
-            store = call_with_timeout(
+            return call_with_timeout(
                 remaining_s + ANSWER_S,
                 lambda: TCPStore(self.host, self.port, timeout=remaining, wait_for_workers=False),
             )
         except DistError:
             raise self._missing_error(timeout_s) from None
-        if store is None:
+        except TimeoutError:
             why = " as a store does: it is stopped, or something else listens there"
-            raise self._missing_error(timeout_s, why)
-        return store
+            raise self._missing_error(timeout_s, why) from None
 
     def _wait_for_listener(self, until: float, timeout_s: float) -> None:
         """Wait until a server listens."""
@@ -146,23 +146,19 @@ class StoreAddress:
         return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
 
 
-def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
-    """Run a job that may block forever, with a timeout."""
-    results: list[T] = []
-    failed: list[Exception] = []
+def call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
+    """Call a function that may block forever; raises `TimeoutError` after some time."""
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(job())
+            future.set_result(function())
         except Exception as error:
-            failed.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    return results[0] if results else None
+    # a daemon: unlike a thread of an executor, it does not hold up the end of the process
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def serve_store(
