@@ -92,7 +92,7 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     needs_message = {
         "F": stage > 0,
         "H": not last,
-        "B": not (last and model_stage.head is not None),
+        "B": not (last and model_stage.module.head is not None),
     }
     for step in range(STEPS):
         model_stage.begin(step, schedule)

@@ -18,8 +18,8 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.runtime.model_stage import require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -118,8 +118,8 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
     from planner.executor.runtime.model_stage import ModelStage
 
     model_stage = ModelStage(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
-    assert model_stage.low_precision_stage._module is model_stage.stage
-    assert model_stage.low_precision_stage.cast == []
+    assert model_stage.module.low_precision_stage._module is model_stage.module.stage
+    assert model_stage.module.low_precision_stage.cast == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -129,8 +129,9 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
 
     plan = make_plan([[0, 1]], workload=tiny())
     model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
-    layers = [p for name, p in model_stage.stage.named_parameters() if not name.startswith("stem")]
-    rounded = sum(weight.nbytes for weight in model_stage.low_precision_stage.cast)
+    named = model_stage.module.stage.named_parameters()
+    layers = [p for name, p in named if not name.startswith("stem")]
+    rounded = sum(weight.nbytes for weight in model_stage.module.low_precision_stage.cast)
     assert rounded == 2 * sum(p.numel() for p in layers)
     model_stage.begin(0, plan.schedules[0])
     sent = model_stage.run_op("F", 0, None)
@@ -158,7 +159,7 @@ def test_calibration_measures_in_the_plans_format() -> None:
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
     before = {name: value.clone() for name, value in model_stage.state().items()}
     used: set[object] = set()
-    for computed in (model_stage.low_precision_stage, model_stage.low_precision_head):
+    for computed in (model_stage.module.low_precision_stage, model_stage.module.low_precision_head):
         computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
     times = measure_compute(model_stage)
     assert used == {torch.bfloat16} and min(times.values()) > 0

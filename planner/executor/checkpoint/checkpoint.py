@@ -374,7 +374,8 @@ def _source_shards(
     model_stage: ModelStage,
 ) -> dict[int, dict[str, str]]:
     try:
-        return source_shards(index["holds"], plan, rank, model_stage.named_parameters())
+        names = [name for name, _ in model_stage.module.named_parameters()]
+        return source_shards(index["holds"], plan, rank, names)
     except Refusal as error:
         raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, str(error)) from None
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.emulate.simulated_compute import SimulatedCompute
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.launch.setup import RunState
 from planner.executor.rendezvous.rank_group import close_older
@@ -39,7 +38,7 @@ class TrainResult(NamedTuple):
 def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks = state.config, state.ranks
-    pipeline = state.make_pipeline(plan, ranks.rank, state.compute)
+    pipeline = state.make_pipeline(plan, ranks.rank, state.runtime)
     worker = state.make_worker(plan, ranks, pipeline, previous=None)
     rebalancing = _rebalancing(state, plan)
     segments: Iterable[RunSegment] = (RunSegment(plan, state.first, config.steps),)
@@ -53,7 +52,7 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
             if segment.move is not None:
                 _move(state, segment)
                 # the router's estimates are about the peers of the previous plan
-                pipeline = state.make_pipeline(segment.plan, ranks.rank, state.compute)
+                pipeline = state.make_pipeline(segment.plan, ranks.rank, state.runtime)
             if number:
                 heartbeats.append(ExitStack())
                 segment_ranks = replace(ranks, resources=heartbeats[-1])
@@ -116,12 +115,12 @@ def _move(state: RunState, segment: RunSegment) -> None:
     if state.need is not None:
         need = state.memory_need(segment.plan, rank)
         state.need = max(state.need, need, key=lambda need: need.total_bytes)
-    if state.time_scale is not None:
-        state.compute = SimulatedCompute(segment.plan, rank, state.time_scale)
+    if state.simulation is not None:
+        state.runtime = state.simulation.make_runtime(segment.plan, rank)
     elif rank == segment.target:
         # the weights are transferred, not loaded
         stage = state.make_model_stage(segment.plan, with_weights=False)
-        state.compute = state.model_stage = stage
+        state.runtime = state.model_stage = stage
     transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
     if state.checkpoints is not None:
         state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)

@@ -225,15 +225,15 @@ class _Forward:
                 inputs = (
                     self._tokens(microbatch)[:, :-1] if inputs_received is None else inputs_received
                 )
-                output = model_stage.run_stage(inputs)
-                if model_stage.head is not None:
+                output = model_stage.module.run_stage(inputs)
+                if model_stage.module.head is not None:
                     self._outputs[microbatch] = output
                 return model_stage.activation_codec.encode_message(output, gradient=False)
             # the head's device computed the last output, or receives it
             own_output = self._outputs.pop(microbatch, None)
             activations = own_output if inputs_received is None else inputs_received
             assert activations is not None
-            loss = model_stage.run_loss(activations, self._tokens(microbatch)[:, 1:])
+            loss = model_stage.module.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += loss
             return loss
 

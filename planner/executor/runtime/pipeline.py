@@ -60,8 +60,8 @@ class FixedPipeline:
 
     fixed_order = True
 
-    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
-        self._compute = compute
+    def __init__(self, plan: TrainingPlan, rank: int, runtime: StageRuntime) -> None:
+        self._runtime = runtime
         self._p2p_schedules = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
         self.peers = {peer for p2p in self._p2p_schedules.values() for peer in p2p.peers}
         self.loss_ranks = head_ranks(plan)
@@ -70,13 +70,13 @@ class FixedPipeline:
         """See `Pipeline`."""
         self._sender = links.sender
         expected = expected_messages([self._p2p_schedules[k] for k in schedule_ids])
-        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.error_latch)
+        self._receiver = Receiver(links.incoming, expected, self._runtime.buffer, links.error_latch)
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
         run_operations(
             self._p2p_schedules[schedule_id],
-            self._compute,
+            self._runtime,
             self._receiver,
             self._sender,
             index,
@@ -96,7 +96,7 @@ def head_ranks(plan: TrainingPlan) -> set[int]:
 
 def run_operations(
     p2p_schedule: P2PSchedule,
-    compute: Operations,
+    runtime: Operations,
     receiver: Receiver,
     sender: Sender,
     index: int,
@@ -108,7 +108,7 @@ def run_operations(
     On a GPU the next operation is issued before the previous one has ended, if its input has
     arrived.
     """
-    backend, rank = compute.backend, p2p_schedule.device
+    backend, rank = runtime.backend, p2p_schedule.device
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
@@ -127,7 +127,7 @@ def run_operations(
                 drain(0)
             received = receiver.receive(index, needed)
         start_event = backend.record_event()
-        output = compute.run_op(kind, microbatch, None if received is None else received.tensor)
+        output = runtime.run_op(kind, microbatch, None if received is None else received.tensor)
         end_event = backend.record_event()
         if (sent_message := p2p_schedule.sends.get(operation)) is not None:
             sender.send(output, sent_message.destination)

@@ -55,9 +55,9 @@ class QueuePipeline:
 
     fixed_order = False
 
-    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime, store: Store) -> None:
+    def __init__(self, plan: TrainingPlan, rank: int, runtime: StageRuntime, store: Store) -> None:
         _require_queued(plan)
-        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
+        self._schedules, self._rank, self._runtime = plan.schedules, rank, runtime
         self.peers: set[int] = set()
         self.loss_ranks = set(plan.stage_of)
         self._queue = MicrobatchQueue(store, len(self.loss_ranks))
@@ -69,7 +69,7 @@ class QueuePipeline:
         """Take microbatches until the batch is complete."""
         if self._rank in self.loss_ranks:
             numbers = self._queue.take(index, len(self._schedules[schedule_id].paths))
-            run_whole_model(numbers, self._compute, self._rank, record)
+            run_whole_model(numbers, self._runtime, self._rank, record)
 
     def finish(self) -> None:
         """No messages are exchanged."""
@@ -97,15 +97,15 @@ def _require_queued(plan: TrainingPlan) -> None:
 
 
 def run_whole_model(
-    microbatches: Iterable[int], compute: StageRuntime, rank: int, record: StepRecord
+    microbatches: Iterable[int], runtime: StageRuntime, rank: int, record: StepRecord
 ) -> None:
     """Run microbatches through the whole model on this device."""
-    backend = compute.backend
+    backend = runtime.backend
     issued: deque[IssuedOperation] = deque()
     for microbatch in microbatches:
         for kind in "FHB":
             start = backend.record_event()
-            compute.run_op(kind, microbatch, None)
+            runtime.run_op(kind, microbatch, None)
             issued.append(IssuedOperation((kind, microbatch), start, backend.record_event()))
             if len(issued) > backend.max_pending:
                 issued.popleft().wait_and_record(backend, rank, record)

@@ -94,7 +94,7 @@ class StochasticPipeline:
 
     Parameters
     ----------
-    compute
+    runtime
         Runs operations.
     router
         Estimates of peers, updated during the run.
@@ -106,12 +106,12 @@ class StochasticPipeline:
         self,
         plan: TrainingPlan,
         rank: int,
-        compute: StageRuntime,
+        runtime: StageRuntime,
         router: Router[int],
     ) -> None:
         self.loss_ranks = head_ranks(plan)
         self.peers: set[int] = set()
-        self._rank, self._compute = rank, compute
+        self._rank, self._runtime = rank, runtime
         # aggregators have no stage and run no operations
         self._idle = rank not in plan.stage_of
         if self._idle:
@@ -148,7 +148,7 @@ class StochasticPipeline:
             self._rank,
             links.incoming,
             self._message_format,
-            self._compute.buffer,
+            self._runtime.buffer,
             self._handle,
             links.error_latch,
         )
@@ -249,9 +249,9 @@ class StochasticPipeline:
     def _run_op(
         self, kind: str, header: RoutingHeader, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        backend = self._compute.backend
+        backend = self._runtime.backend
         start = backend.record_event()
-        output = self._compute.run_op(kind, header.microbatch, received)
+        output = self._runtime.run_op(kind, header.microbatch, received)
         # report the compute time to the peer
         start_s = backend.wait_for_event(start)
         end_s = backend.wait_for_event(backend.record_event())
