@@ -16,12 +16,11 @@ from tests.conftest import make_plan, tiny_workload
 torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
-    INDEX,
-    CheckpointError,
     CheckpointManager,
     require_fresh_folder,
     resume,
 )
+from planner.executor.checkpoint.checkpoint_files import INDEX, CheckpointError  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
     TensorFileError,
     read_tensors,

@@ -776,7 +776,7 @@ def test_no_key_is_left_of_a_collective_that_was_interrupted() -> None:
         with pytest.raises(DeviceLost):
             interrupted.result(10)
     for group in groups:
-        group.collectives.delete_used_keys()
+        group.delete_used_keys()
     run.look()
     assert not any(run.store.check([f"generation/0/{key}"]) for key in keys)
 

@@ -150,7 +150,7 @@ class ElasticRun:
                 break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
             # all members have left the collective that was interrupted
-            self.ranks.collectives.delete_used_keys()
+            self.ranks.delete_used_keys()
         self._membership.finish()
         return None if self._last_step is None else self._last_step.record
 

@@ -23,7 +23,6 @@ from planner.executor.runtime.outer_optimizer import (
     CountedWeights,
     OuterSGD,
     PlannedWeights,
-    SampleWeights,
 )
 from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.executor.runtime.stage_module import LoadWeights, StageModule
@@ -93,9 +92,8 @@ class ModelStage:
         shape, dtype = tuple(vector.shape), vector.dtype
         make_host = partial(self.backend.host_buffer, shape, dtype) if separate else None
         self.gradients = GradientBuffer(vector, make_host)
-        self._sample_weights: SampleWeights = PlannedWeights(plan, rank)
-        if count_samples or plan.wiring is Wiring.STOCHASTIC:
-            self._sample_weights = CountedWeights(plan, rank)
+        counted = count_samples or plan.wiring is Wiring.STOCHASTIC
+        self._sample_weights = (CountedWeights if counted else PlannedWeights)(plan, rank)
         self.outer: OuterSGD | None = None
         if plan.sync.local_steps:
             self.outer = OuterSGD(plan, dict(module.named_parameters()))

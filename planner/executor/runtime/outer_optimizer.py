@@ -15,7 +15,6 @@ their gradient is the mean over all their samples, and so is the weight of their
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -29,8 +28,12 @@ SAMPLES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
-class SampleWeights(ABC):
-    """Weights of a device's samples in averages; by default nothing is counted.
+class PlannedWeights:
+    """Sample weights from the planned number of microbatches of a device and its stage.
+
+    In two-frequency averaging, the devices that average gradients in every step count as one.
+
+    Nothing is counted: the methods that count do nothing.
 
     Attributes
     ----------
@@ -39,54 +42,6 @@ class SampleWeights(ABC):
     """
 
     pseudo_gradient_microbatches = 0
-
-    def set_plan(self, plan: TrainingPlan, rank: int) -> None:  # noqa: B027
-        """Continue with the plan of the remaining devices."""
-
-    def begin(self, schedule: Schedule) -> None:  # noqa: B027
-        """Start a step."""
-
-    def count_microbatch(self) -> None:  # noqa: B027
-        """Count a microbatch of the device."""
-
-    def commit_step(self) -> None:  # noqa: B027
-        """Add the counts of the step, whose update is applied and not repeated."""
-
-    def take_snapshot(self) -> None:  # noqa: B027
-        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-
-    def commit_outer_step(self) -> None:  # noqa: B027
-        """The outer step was applied."""
-
-    def reset_counts(self) -> None:  # noqa: B027
-        """Discard the counts."""
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore `state`."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Its part of a checkpoint."""
-        return {}
-
-    @abstractmethod
-    def gradient_scale(self, step: int) -> float | None:
-        """Factor from a sum over samples, divided by the batch, to the device's own mean."""
-
-    @abstractmethod
-    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
-        """The device's share of its stage's samples since the last outer step."""
-
-
-class PlannedWeights(SampleWeights):
-    """Sample weights from the planned number of microbatches of a device and its stage.
-
-    In two-frequency averaging, the devices that average gradients in every step count as one.
-
-    Attributes
-    ----------
-    pseudo_gradient_microbatches
-        0: samples are not counted.
-    """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
@@ -114,24 +69,46 @@ class PlannedWeights(SampleWeights):
         stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedule_ids)
         return own / stage if stage else 0.0
 
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
+        """Continue with the plan of the remaining devices."""
 
-class CountedWeights(SampleWeights):
+    def begin(self, schedule: Schedule) -> None:
+        """Start a step."""
+
+    def count_microbatch(self) -> None:
+        """Count a microbatch of the device."""
+
+    def commit_step(self) -> None:
+        """Add the counts of the step, whose update is applied and not repeated."""
+
+    def take_snapshot(self) -> None:
+        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
+
+    def commit_outer_step(self) -> None:
+        """The outer step was applied."""
+
+    def reset_counts(self) -> None:
+        """Discard the counts."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Its part of a checkpoint."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore `state`."""
+
+
+class CountedWeights(PlannedWeights):
     """Sample weights from counted microbatches, if the plan does not determine them.
 
     With stochastic routing through every stage the total is known. In elastic runs the remaining
     devices exchange their counts, since those of lost devices do not count. In two-frequency
     averaging, the counts of devices that average gradients in every step are added, also if one of
     them is lost later: its gradients are in the parameters.
-
-    Attributes
-    ----------
-    pseudo_gradient_microbatches
-        Microbatches of the pseudo-gradient that is averaged, or was last.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
-        self._microbatches = [len(s.paths) for s in plan.schedules]
+        super().__init__(plan, rank)
         # microbatches of this step, and of committed ones after the last pseudo-gradient
         self._step_microbatch_count = self._committed_microbatches = (
             self.pseudo_gradient_microbatches

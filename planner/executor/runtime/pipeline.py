@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.device_backend import DeviceBackend, Event
@@ -74,18 +74,16 @@ class FixedPipeline:
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
-        run_operations(
-            self._p2p_schedules[schedule_id],
-            self._runtime,
-            self._receiver,
-            self._sender,
-            index,
-            record,
-            on_end,
-        )
+        links = self._receiver, self._sender
+        schedule, order = self._p2p_schedules[schedule_id], self._order(index, schedule_id)
+        run_operations(schedule, self._runtime, *links, index, record, on_end, order=order)
 
     def finish(self) -> None:
         """All messages have been received."""
+
+    def _order(self, index: int, schedule_id: int) -> Iterable[Operation]:
+        """Operations of this device in a step."""
+        return self._p2p_schedules[schedule_id].order
 
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
@@ -102,8 +100,10 @@ def run_operations(
     index: int,
     record: StepRecord,
     on_end: EndCallback = lambda end_s: None,
+    *,
+    order: Iterable[Operation] | None = None,
 ) -> None:
-    """Run F, H and B of one device; messages are sent as soon as their operation is done.
+    """Run F, H and B of one device; messages are sent as soon as their operation has ended.
 
     On a GPU the next operation is issued before the previous one has ended, if its input has
     arrived.
@@ -119,7 +119,7 @@ def run_operations(
                 sender.mark_computed(operation.sent[0].destination, operation.sent[1], end_s)
             on_end(end_s)
 
-    for operation in p2p_schedule.order:
+    for operation in p2p_schedule.order if order is None else order:
         kind, microbatch = operation
         received = None
         if (needed := p2p_schedule.needs.get(operation)) is not None:
