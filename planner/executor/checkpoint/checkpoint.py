@@ -314,7 +314,7 @@ def _require_same_model(
     files: CheckpointFiles, index: dict[str, Any], plan: TrainingPlan
 ) -> list[tuple[str, Any, Any]]:
     """Refuse a checkpoint of another model; returns differences in training."""
-    path, done = files.index, files.steps
+    path = files.index
     ours = json.loads(json.dumps(description(plan)))  # as a file has it
     for name, was, now in differences(index["model"], ours["model"]):
         raise CheckpointError(
@@ -327,9 +327,9 @@ def _require_same_model(
                 f"{path}: {of} plan applies outer steps a step late (sync.delayed), and only the "
                 "plan that wrote such a checkpoint can resume from it; use that plan"
             )
-        if done % int(sync["every_steps"]):
+        if files.steps % int(sync["every_steps"]):
             raise CheckpointError(
-                f"{path}: {done} steps were done, {of} plan averages every {sync['every_steps']} "
+                f"{path}: {files.steps} steps were done, {of} plan averages every {sync['every_steps']} "
                 "steps, and another plan can resume only after an outer step; write checkpoints "
                 "with --every a multiple of it"
             )

@@ -136,10 +136,10 @@ class GpuBackend:
         gpu, compute_stream = self._gpu, self._gpu.compute_stream()
         if not gpu.is_pinned(message):
             message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
-        done = gpu.copy_to_device(message, self._h2d_stream)
+        on_device = gpu.copy_to_device(message, self._h2d_stream)
         gpu.wait(compute_stream, self._h2d_stream)
-        gpu.record_stream(done, compute_stream)
-        return done
+        gpu.record_stream(on_device, compute_stream)
+        return on_device
 
     def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """See `DeviceBackend`; later operations do not delay it."""
@@ -149,10 +149,10 @@ class GpuBackend:
         self._gpu.copy_to_host(host_tensor, tensor, self._d2h_stream)
         # free it then, although sending takes longer
         self._gpu.record_stream(tensor, self._d2h_stream)
-        done = self._gpu.event(self._d2h_stream, timing=False)
+        copied = self._gpu.event(self._d2h_stream, timing=False)
 
         def ready() -> Tensor:
-            done.synchronize()
+            copied.synchronize()
             return host_tensor
 
         return ready

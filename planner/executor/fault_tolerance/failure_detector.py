@@ -120,7 +120,7 @@ class FailureDetector(threading.Thread):
         self.start()
 
     @property
-    def has_heartbeat(self) -> bool:
+    def is_watching(self) -> bool:
         """Whether `start_watching` was called."""
         return self._heartbeat is not None
 

@@ -167,7 +167,7 @@ class _LocalRun:
         self._publisher: threading.Thread | None = None
 
     @property
-    def _has_other_nodes(self) -> bool:
+    def _spans_nodes(self) -> bool:
         return self.monitor is not None and len(self.ranks) < self.monitor.ranks
 
     def start_process(self, local: int) -> subprocess.Popen[bytes]:
@@ -232,7 +232,7 @@ class _LocalRun:
             rank.ended_s = rank.ended_s or time.monotonic()
         while self.monitor is not None and not all(map(self._polled_since_exit, self.ranks)):
             time.sleep(TICK_S)
-        if self._has_other_nodes and self._run_continues() and REFUSED not in codes:
+        if self._spans_nodes and self._run_continues() and REFUSED not in codes:
             return LEFT, None
         for rank in self.ranks:
             self._publish_signal(rank)
@@ -284,7 +284,7 @@ class _LocalRun:
             return False
         if rank.process.returncode in (0, REFUSED, *SIGNALLED_CODES):
             return False
-        if not self._has_other_nodes and all(other.ended_s is not None for other in self.ranks):
+        if not self._spans_nodes and all(other.ended_s is not None for other in self.ranks):
             return False  # no rank is left to continue the run
         # do not wait once the run is known to have ended
         return not self._polled_since_exit(rank) or (

@@ -98,7 +98,7 @@ class RunState:
         """Whether layers and head are compiled."""
         if self.config.compile is not None:
             return self.config.compile
-        return self.device.type == "cuda" and _has_compilers()
+        return self.device.type == "cuda" and _can_compile()
 
     def make_model_stage(self, plan: TrainingPlan, *, with_weights: bool = True) -> ModelStage:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
@@ -271,21 +271,21 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 
     if config.resume is not None and not ranks.joins_late:
         state.first = resume(config.resume, plan, ranks, state.model_stage, settings, config.steps)
-        done = state.first
-        if done > config.steps or (done == config.steps and config.eval_data is None):
+        steps_done = state.first
+        if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
-                f"--steps is {config.steps}, but {done} were done; give the number of all "
+                f"--steps is {config.steps}, but {steps_done} were done; give the number of all "
                 "steps, with those that were done, or as many and --eval-data to evaluate alone"
             )
-        if config.elastic and plan.sync.delayed and done:
+        if config.elastic and plan.sync.delayed and steps_done:
             raise Refusal(
-                f"--elastic: {done} steps were done, and the plan takes outer steps a step "
+                f"--elastic: {steps_done} steps were done, and the plan takes outer steps a step "
                 "late (sync.delayed), so that none continues from a checkpoint after a loss; "
                 "continue without --elastic"
             )
-        if config.elastic and done % plan.sync.every_steps:
+        if config.elastic and steps_done % plan.sync.every_steps:
             raise Refusal(
-                f"--elastic: {done} steps were done, and the plan averages every "
+                f"--elastic: {steps_done} steps were done, and the plan averages every "
                 f"{plan.sync.every_steps}; continue without it up to a checkpoint after an outer "
                 "step"
             )
@@ -312,7 +312,7 @@ def _start_gpu(choice: str) -> None:
         torch.zeros(1, device=_torch_device(choice))
 
 
-def _has_compilers() -> bool:
+def _can_compile() -> bool:
     """Whether Triton is here, and the C compiler that it calls."""
     found = [shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")]
     return importlib.util.find_spec("triton") is not None and any(found)

@@ -45,8 +45,8 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     if rebalancing is not None:
         segments = rebalancing.segments()
     records: list[StepRecord] = []
-    # heartbeat connections of each segment after the first
-    heartbeats: list[ExitStack] = []
+    # connections of segments after the first that stay open beyond them
+    segment_resources: list[ExitStack] = []
     with _evaluation(state, plan, worker) or nullcontext() as evaluation:
         for number, segment in enumerate(segments):
             if segment.move is not None:
@@ -54,14 +54,14 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
                 # the router's estimates are about the peers of the previous plan
                 pipeline = state.make_pipeline(segment.plan, ranks.rank, state.runtime)
             if number:
-                heartbeats.append(ExitStack())
-                segment_ranks = replace(ranks, resources=heartbeats[-1])
+                segment_resources.append(ExitStack())
+                segment_ranks = replace(ranks, resources=segment_resources[-1])
                 worker = state.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
-                close_older(heartbeats)
+                close_older(segment_resources)
             segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
-    for remaining in heartbeats:
-        ranks.resources.callback(remaining.close)
+    for resources in segment_resources:
+        ranks.resources.callback(resources.close)
     if config.record is not None:
         path = Path(str(config.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, records)

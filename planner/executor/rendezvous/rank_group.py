@@ -141,7 +141,7 @@ class RankGroup:
 
     def delete_keys(self, keys: Sequence[str]) -> None:
         """Delete keys that no rank will read: in the background, if there is a failure detector."""
-        if self.detector is None or not self.detector.has_heartbeat:
+        if self.detector is None or not self.detector.is_watching:
             for key in keys:
                 self.store.delete_key(key)
             return

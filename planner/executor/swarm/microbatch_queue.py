@@ -58,13 +58,13 @@ class QueuePipeline(FixedPipeline):
         _require_queued(plan)
         super().__init__(plan, rank, runtime)
         self.loss_ranks = set(plan.stage_of)
-        self._has_stage = rank in plan.stage_of
+        self._takes_microbatches = rank in plan.stage_of
         self._microbatches = [len(schedule.paths) for schedule in plan.schedules]
         self._queue = MicrobatchQueue(store, len(plan.stage_of))
 
     def _order(self, index: int, schedule_id: int) -> Iterator[Operation]:
         """Take microbatches until the batch is complete."""
-        if self._has_stage:
+        if self._takes_microbatches:
             for microbatch in self._queue.take(index, self._microbatches[schedule_id]):
                 yield from ((kind, microbatch) for kind in "FHB")
 

@@ -175,7 +175,7 @@ class StochasticPipeline:
                             )
                             announced_end = True
                         if not self._in_flight and (
-                            self._microbatch_source is None or self._microbatch_source.done
+                            self._microbatch_source is None or self._microbatch_source.all_finished
                         ):
                             del self._end_counts[index], self._forward[index]
                             return
