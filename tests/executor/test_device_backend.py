@@ -286,8 +286,8 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     thread.start()
     # F has ended, and B waits for a gradient that was not sent
     assert first.wait(LONG_S) and thread.is_alive()
-    gradient = model_stage.activation_codec.encode_message(
-        torch.zeros(model_stage.activation_codec.shape), gradient=True
+    gradient = model_stage.operations.activation_codec.encode_message(
+        torch.zeros(model_stage.operations.activation_codec.shape), gradient=True
     )
     theirs.sendall(gradient.numpy().tobytes())
     thread.join(LONG_S)

@@ -137,7 +137,7 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     sent = model_stage.run_op("F", 0, None)
     assert sent.dtype == torch.bfloat16
     model_stage.run_op(
-        "B", 0, torch.randn(model_stage.activation_codec.shape, dtype=torch.bfloat16)
+        "B", 0, torch.randn(model_stage.operations.activation_codec.shape, dtype=torch.bfloat16)
     )
     model_stage.update()
     assert {t.dtype for t in model_stage.state().values()} == {torch.float32}

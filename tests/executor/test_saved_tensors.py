@@ -52,14 +52,17 @@ def test_activations_are_as_many_bytes_as_planned(
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
     model_stage.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
+    saved = model_stage.operations.saved_tensors
     for b in (1, 2):
         model_stage.run_op(
             "F",
             b - 1,
-            torch.randn(model_stage.activation_codec.shape, dtype=model_stage.module.dtype),
+            torch.randn(
+                model_stage.operations.activation_codec.shape, dtype=model_stage.module.dtype
+            ),
         )
-        assert model_stage.saved_tensors.peak_bytes == pytest.approx(b * planned, rel=TOLERANCE)
-    assert model_stage.saved_tensors.update() < model_stage.saved_tensors.peak_bytes
+        assert saved.peak_bytes == pytest.approx(b * planned, rel=TOLERANCE)
+    assert saved.update() < saved.peak_bytes
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -113,7 +116,7 @@ def test_planned_memory_is_the_peak(
     )
     plan = make_plan([[0, 1]], workload=workload).replace(recompute=(again, again))
     model_stage = ModelStage(plan, stage, torch.device("cpu"), OptimizerConfig())
-    model_stage._counts_memory = False
+    model_stage.operations._counts_memory = False
     before = [*model_stage.module.weights, model_stage.gradients.current]
     live = LiveBytes(before)
     for step in range(2):
@@ -148,11 +151,13 @@ def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
         monkeypatch.setattr("planner.workload.layers.MAX_LOGITS", max_logits)
         uncached = Workload.from_dict(workload.to_dict())
         model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
-        model_stage._counts_memory = False
+        model_stage.operations._counts_memory = False
         before = [*model_stage.module.weights, model_stage.gradients.current]
         live = LiveBytes(before)
         torch.manual_seed(1)
-        message = torch.randn(model_stage.activation_codec.message[0]).to(model_stage.module.dtype)
+        message = torch.randn(model_stage.operations.activation_codec.message[0]).to(
+            model_stage.module.dtype
+        )
         with live:
             model_stage.begin(0, plan.schedules[0])
             model_stage.run_op("F", 0, message)
@@ -219,7 +224,7 @@ def work(model_stage: ModelStage, stage: int) -> None:
 
     def come() -> Tensor:
         made: Tensor = torch.randn(
-            model_stage.activation_codec.shape, dtype=model_stage.module.dtype
+            model_stage.operations.activation_codec.shape, dtype=model_stage.module.dtype
         )
         return made
 

@@ -329,9 +329,9 @@ def _require_same_model(
             )
         if files.steps % int(sync["every_steps"]):
             raise CheckpointError(
-                f"{path}: {files.steps} steps were done, {of} plan averages every {sync['every_steps']} "
-                "steps, and another plan can resume only after an outer step; write checkpoints "
-                "with --every a multiple of it"
+                f"{path}: {files.steps} steps were done, {of} plan averages every "
+                f"{sync['every_steps']} steps, and another plan can resume only after an outer "
+                "step; write checkpoints with --every a multiple of it"
             )
     return differences(index["training"], ours["training"])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
-from planner.executor.runtime.activation_codec import ActivationCodec
 from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import (
@@ -24,18 +22,11 @@ from planner.executor.runtime.outer_optimizer import (
     OuterSGD,
     PlannedWeights,
 )
-from planner.executor.runtime.saved_tensors import SavedTensors
 from planner.executor.runtime.stage_module import LoadWeights, StageModule
+from planner.executor.runtime.stage_operations import StageOperations
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
-
-
-class _MicrobatchActivations(NamedTuple):
-    """Tensors of a microbatch between F and B: input and output of the stage."""
-
-    received: Tensor | None
-    output: Tensor | None
 
 
 class ModelStage:
@@ -74,15 +65,15 @@ class ModelStage:
         module = self.module = StageModule(
             plan, rank, device, load_weights=load_weights, compiled=compiled
         )
-        w, arch = plan.workload, plan.workload.architecture
-        assert arch is not None
+        w = plan.workload
         self.device, self.backend = device, backend or make_backend(device)
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
-        self.activation_codec = ActivationCodec(w)
-        self._recompute = plan.recompute[plan.stage_of[rank]]
         reads_data = module.stage.stem is not None or module.head is not None
         self.data: Microbatches | None = make_microbatches(plan, data) if reads_data else None
-        self._batch_tokens = w.batch_samples * arch.sequence
+        recompute = plan.recompute[plan.stage_of[rank]]
+        self.operations = StageOperations(
+            module, w, self.backend, self.data, self._scaler, device, recompute=recompute
+        )
         self.parameters = list(module.parameters())
         self.optimizer_config = optimizer_config
         self.optimizer = optimizer_config.make(self.parameters)
@@ -97,11 +88,8 @@ class ModelStage:
         self.outer: OuterSGD | None = None
         if plan.sync.local_steps:
             self.outer = OuterSGD(plan, dict(module.named_parameters()))
-        self.saved_tensors = SavedTensors()
-        self._counts_memory = device.type == "cpu"
         self._outer_step_pending = False
         self._step = 0
-        self._loss: Tensor | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -114,58 +102,29 @@ class ModelStage:
         tensors = [*self.module.weights, self.gradients.device, *moments, *outer]
         if self.backend is HOST and self.gradients.host is not self.gradients.device:
             tensors.append(self.gradients.host)
-        return sum(tensor.nbytes for tensor in tensors) + self.saved_tensors.peak_bytes
+        return sum(tensor.nbytes for tensor in tensors) + self.operations.saved_tensors.peak_bytes
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
-        # count one step only, to avoid the overhead
-        self._counts_memory &= not self.saved_tensors.peak_bytes
         self._step = step
-        self._activations: dict[int, _MicrobatchActivations] = {}
-        self._head_gradients: dict[int, Tensor] = {}
         self._sample_weights.begin(schedule)
-        self._tokens: dict[int, Tensor] = {}
-        self._loss = None
-        if self.module.head is not None:
-            self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.gradients.overwrite().zero_()
-        self.backend.begin()
+        self.operations.begin(step)
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
-        decoded = None if received is None else self.decode_message(kind, received)
-        if not self._counts_memory:
-            return self._run_and_encode(kind, microbatch, decoded)
-        with self.saved_tensors.track(self.module.weights):
-            output = self._run_and_encode(kind, microbatch, decoded)
-        in_flight = [
-            t for activations in self._activations.values() for t in activations if t is not None
-        ]
-        self.saved_tensors.update([*in_flight, *self._head_gradients.values()])
+        output = self.operations.run_op(kind, microbatch, received)
+        if kind == "B":
+            self._sample_weights.count_microbatch()
         return output
 
-    def _run_and_encode(self, kind: str, microbatch: int, decoded: Tensor | None) -> Tensor:
-        if kind == "F":
-            return self.activation_codec.encode_message(
-                self._forward(microbatch, decoded), gradient=False
-            )
-        output = (self._run_head if kind == "H" else self._backward)(microbatch, decoded)
-        return self.activation_codec.encode_message(output, gradient=True)
-
-    def decode_message(self, kind: str, message: Tensor) -> Tensor:
-        """Decode the message that an operation needs."""
-        message = self.backend.to_device(message)
-        dtype = self.module.dtype
-        return self.activation_codec.decode_message(message, dtype, gradient=kind == "B")
-
-    def tokens(self, step: int, microbatch: int) -> Tensor:
-        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
-        assert self.data is not None
-        return self.backend.to_device(self.data.tokens(step, microbatch))
+    def loss(self) -> float | None:
+        """Loss of the step so far."""
+        return self.operations.loss()
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message with activations or their gradient."""
-        return self.backend.host_buffer(*self.activation_codec.message)
+        return self.backend.host_buffer(*self.operations.activation_codec.message)
 
     def unscale(self) -> None:
         """Divide the step's gradients by the loss scale, before they are averaged.
@@ -238,10 +197,6 @@ class ModelStage:
         self._outer_step_pending = False
         self._after_update()
 
-    def loss(self) -> float | None:
-        """Loss of the step so far."""
-        return None if self._loss is None else float(self._loss)
-
     def state(self) -> dict[str, Tensor]:
         """Parameters and optimizer states: everything needed to continue training.
 
@@ -311,63 +266,3 @@ class ModelStage:
     def _after_update(self) -> None:
         self.module.cast_weights()
         self.backend.wait_for_event(self.backend.record_event())
-
-    def _forward(self, microbatch: int, received: Tensor | None) -> Tensor:
-        input_leaf = None if received is None else received.requires_grad_()
-        inputs = input_leaf
-        if inputs is None:
-            tokens = self.tokens(self._step, microbatch)
-            inputs = tokens[:, :-1]
-            if self.module.head is not None:
-                # the tokens are targets, too
-                self._tokens[microbatch] = tokens
-        with torch.set_grad_enabled(not self._recompute):
-            output = self.module.run_stage(inputs)
-        # without a graph only H needs the output
-        needed = not self._recompute or self.module.head is not None
-        self._activations[microbatch] = _MicrobatchActivations(
-            input_leaf, output if needed else None
-        )
-        return output.detach()
-
-    def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
-        microbatch_activations = self._activations[microbatch]
-        is_last_stage = received is None
-        if received is None:
-            assert microbatch_activations.output is not None
-            received = microbatch_activations.output.detach()
-        if self._recompute:
-            self._activations[microbatch] = microbatch_activations._replace(output=None)
-        tokens = self._tokens.pop(microbatch, None)
-        targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
-        loss, gradient = self.head_loss_and_gradient(received, targets)
-        assert self._loss is not None
-        self._loss += loss
-        if is_last_stage:  # B is next here; otherwise the gradient is sent away
-            self._head_gradients[microbatch] = gradient
-        return gradient
-
-    def head_loss_and_gradient(self, received: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """See `StageModule.head_loss_and_gradient`."""
-        return self.module.head_loss_and_gradient(
-            received, targets, self._batch_tokens, self.loss_scale
-        )
-
-    def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
-        input_leaf, output = self._activations.pop(microbatch)
-        if self._recompute:
-            inputs = (
-                self.tokens(self._step, microbatch)[:, :-1] if input_leaf is None else input_leaf
-            )
-            output = self.module.run_stage(inputs)
-        assert output is not None
-        head_gradient = self._head_gradients.pop(microbatch, None)
-        gradient = head_gradient if received is None else received
-        torch.autograd.backward(output, gradient)
-        self._sample_weights.count_microbatch()
-        # the first stage sends no gradient
-        return (
-            output.new_empty(0)
-            if input_leaf is None or input_leaf.grad is None
-            else input_leaf.grad
-        )
