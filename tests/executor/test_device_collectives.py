@@ -31,7 +31,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # 
 from planner.executor.comm import device_collectives  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.device_backend import HOST, GpuBackend  # noqa: E402
+from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
     DeviceCollectives,
     Library,
@@ -50,7 +50,7 @@ from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
-from tests.executor.test_device_backend import LateGpu  # noqa: E402
+from tests.executor.test_device_backend import late_backend  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
 from tests.executor.test_sharded_allreduce import Members, averaged  # noqa: E402
 
@@ -255,7 +255,7 @@ def test_a_vector_is_where_it_was_asked_for_last() -> None:
     from planner.executor.runtime.optimizer import OptimizerConfig
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
+    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=late_backend())
     model_stage.begin(0, plan.schedules[0])
     here = model_stage.gradients.current
     assert model_stage.gradients.to_device() is here

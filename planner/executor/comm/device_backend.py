@@ -80,35 +80,77 @@ class HostBackend:
 HOST: DeviceBackend = HostBackend()
 
 
-class GpuStreams(Protocol):
-    """Interface to a GPU: streams, events, memory and copies; implemented by `CudaStreams`."""
+class CudaEvent:
+    """An event for which any thread may wait.
 
-    def stream(self) -> Any:
+    The current GPU of a new thread is the first one; waiting without setting it would create a CUDA
+    context there.
+    """
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event, self._device = event, device
+
+    def synchronize(self) -> None:
+        """Wait for the event."""
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+
+    def elapsed_time(self, other: CudaEvent) -> float:
+        """Milliseconds between two events that have occurred."""
+        with torch.cuda.device(self._device):
+            return float(self._event.elapsed_time(other._event))
+
+
+class CudaStreams:
+    """A GPU by ``torch.cuda``; becomes this thread's current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        # leaving a stream resets the current GPU of the thread
+        torch.cuda.set_device(device)
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
         """Create a stream."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def compute_stream(self) -> Any:
-        """The stream on which operations are issued."""
+    def compute_stream(self) -> torch.cuda.Stream:
+        """The thread's current stream of this GPU."""
+        return torch.cuda.current_stream(self._device)
 
-    def wait(self, stream: Any, other: Any) -> None:
+    def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
         """Make later work of one stream wait for earlier work of another."""
+        stream.wait_stream(other)
 
-    def event(self, stream: Any, *, timing: bool) -> Any:
-        """Record an event behind all work of a stream."""
+    def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
+        """Record an event behind all work of a stream; threads that wait for copies sleep."""
+        event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+            enable_timing=timing, blocking=not timing
+        )
+        event.record(stream)
+        return CudaEvent(event, self._device)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate pinned host memory."""
+        """Allocate pinned host memory, which pending copies no longer read."""
+        with torch.cuda.device(self._device):
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor is in pinned memory."""
+        return tensor.is_pinned()
 
-    def copy_to_device(self, message: Tensor, stream: Any) -> Tensor:
+    def copy_to_device(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """Copy pinned memory to GPU memory on a stream."""
+        with torch.cuda.stream(stream):
+            return message.to(self._device, non_blocking=True)
 
-    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: Any) -> None:
+    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """Copy to pinned memory on a stream."""
+        with torch.cuda.stream(stream):
+            host_tensor.copy_(tensor, non_blocking=True)
 
-    def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        """Record that another stream uses a tensor."""
+    def record_stream(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of a tensor until a stream has used it."""
+        tensor.record_stream(stream)
 
 
 class GpuBackend:
@@ -116,7 +158,7 @@ class GpuBackend:
 
     max_pending = 1
 
-    def __init__(self, gpu: GpuStreams) -> None:
+    def __init__(self, gpu: CudaStreams) -> None:
         self._gpu = gpu
         self._d2h_stream, self._h2d_stream = gpu.stream(), gpu.stream()
         self.begin()
@@ -167,79 +209,6 @@ class GpuBackend:
         # the event precedes the start of the step slightly
         event_s = self._start_s + float(self._start_event.elapsed_time(event)) / 1e3
         return min(event_s, time.monotonic())
-
-
-class CudaEvent:
-    """An event for which any thread may wait.
-
-    The current GPU of a new thread is the first one; waiting without setting it would create a CUDA
-    context there.
-    """
-
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
-        self._event, self._device = event, device
-
-    def synchronize(self) -> None:
-        """Wait for the event."""
-        with torch.cuda.device(self._device):
-            self._event.synchronize()
-
-    def elapsed_time(self, other: CudaEvent) -> float:
-        """Milliseconds between two events that have occurred."""
-        with torch.cuda.device(self._device):
-            return float(self._event.elapsed_time(other._event))
-
-
-class CudaStreams:
-    """A GPU by ``torch.cuda``; becomes this thread's current one."""
-
-    def __init__(self, device: torch.device) -> None:
-        # leaving a stream resets the current GPU of the thread
-        torch.cuda.set_device(device)
-        self._device = device
-
-    def stream(self) -> torch.cuda.Stream:
-        """See `GpuStreams`."""
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def compute_stream(self) -> torch.cuda.Stream:
-        """The thread's current stream of this GPU."""
-        return torch.cuda.current_stream(self._device)
-
-    def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """See `GpuStreams`."""
-        stream.wait_stream(other)
-
-    def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
-        """See `GpuStreams`; threads that wait for events of copies sleep."""
-        event = torch.cuda.Event(  # type: ignore[no-untyped-call]
-            enable_timing=timing, blocking=not timing
-        )
-        event.record(stream)
-        return CudaEvent(event, self._device)
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `GpuStreams`; waits until pending copies have read freed memory."""
-        with torch.cuda.device(self._device):
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """See `GpuStreams`."""
-        return tensor.is_pinned()
-
-    def copy_to_device(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
-        """See `GpuStreams`."""
-        with torch.cuda.stream(stream):
-            return message.to(self._device, non_blocking=True)
-
-    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `GpuStreams`."""
-        with torch.cuda.stream(stream):
-            host_tensor.copy_(tensor, non_blocking=True)
-
-    def record_stream(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `GpuStreams`; the memory is not reused before that stream is done with it."""
-        tensor.record_stream(stream)
 
 
 def make_backend(device: torch.device) -> DeviceBackend:

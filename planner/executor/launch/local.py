@@ -135,6 +135,7 @@ def run_local(
             own_monitor.stop()
 
 
+@dataclass
 class _LocalRun:
     """Running ranks.
 
@@ -146,25 +147,18 @@ class _LocalRun:
         Restarts of each device.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: dict[str, str],
-        address: StoreAddress,
-        write_line: Callable[[str], None],
-        write_error: Callable[[str], None],
-        program: str,
-        monitor: StoreMonitor | None,
-        max_restarts: int,
-    ) -> None:
-        self.ranks: list[_Rank] = []
-        self.monitor, self.max_restarts = monitor, max_restarts
-        self._command, self._environment, self._address = command, environment, address
-        self._write_line, self._write_error = write_line, write_error
-        self._program = program
-        self._reason: str | None = None
-        self._killed_by: str | None = None
-        self._publisher: threading.Thread | None = None
+    command: Sequence[str]
+    environment: dict[str, str]
+    address: StoreAddress
+    write_line: Callable[[str], None]
+    write_error: Callable[[str], None]
+    program: str
+    monitor: StoreMonitor | None
+    max_restarts: int
+    ranks: list[_Rank] = field(default_factory=list)
+    _reason: str | None = None
+    _killed_by: str | None = None
+    _publisher: threading.Thread | None = None
 
     @property
     def _spans_nodes(self) -> bool:
@@ -173,11 +167,11 @@ class _LocalRun:
     def start_process(self, local: int) -> subprocess.Popen[bytes]:
         """Start the process of a rank."""
         return subprocess.Popen(
-            self._command,
+            self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._environment | {"LOCAL_RANK": str(local)},
+            env=self.environment | {"LOCAL_RANK": str(local)},
         )
 
     def kill(self) -> None:
@@ -240,7 +234,7 @@ class _LocalRun:
             self._publisher.join(PUBLISH_S)
         if self._reason is None:
             self._reason = self._killed_by or "a rank exited without an error message"
-            self._write_error(PREFIX + self._reason)
+            self.write_error(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
 
     def _run_continues(self) -> bool:
@@ -295,7 +289,7 @@ class _LocalRun:
         """Restart a lost rank."""
         code = rank.process.returncode
         cause = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._write_error(f"{self._program}: restarting device {rank.name!r}, which {cause}")
+        self.write_error(f"{self.program}: restarting device {rank.name!r}, which {cause}")
         rank.restarts += 1
         rank.partial_lines.clear()
         rank.ended_s = None
@@ -343,12 +337,12 @@ class _LocalRun:
     def _write(self, rank: _Rank, descriptor: int, line: bytes) -> None:
         text = line.decode(errors="replace")
         if descriptor == rank.output[0].fileno():
-            self._write_line(text)
+            self.write_line(text)
         elif not text.startswith(PREFIX):
-            self._write_error(text)
+            self.write_error(text)
         elif self._reason is None or (self.monitor is not None and text != PREFIX + self._reason):
             self._reason = text.removeprefix(PREFIX)
-            self._write_error(text)
+            self.write_error(text)
 
     def _publish_signal(self, rank: _Rank) -> None:
         """Publish the signal that ended a rank, which only its parent process knows."""
@@ -367,7 +361,7 @@ class _LocalRun:
 
     def _publish(self, line: str) -> None:
         with suppress(DistError, StoreMissingError):
-            publish(self._address.connect(CONNECT_S), line)
+            publish(self.address.connect(CONNECT_S), line)
 
 
 def _signal(number: int) -> str:
