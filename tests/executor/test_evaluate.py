@@ -78,7 +78,7 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
     stage_modules = []
     for rank in range(len(plan.cluster)):
         model_stage = ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig())
-        model_stage.load_state(read_shard(kept, STEPS, rank, plan))
+        model_stage.load_state_dict(read_shard(kept, STEPS, rank, plan))
         stage_modules.append(model_stage)
     modules = [one.module for one in stage_modules]
     head = next(one.head.to(one.dtype) for one in modules if one.head is not None)

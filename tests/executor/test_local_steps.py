@@ -236,7 +236,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     giver.take_snapshot()
     change = giver.pseudo_gradient(giver.pseudo_gradient_microbatches()).clone()
     assert giver.pseudo_gradient_microbatches() == 2 and change.abs().max() > 0
-    comer.load_state(giver.state())
+    comer.load_state_dict(giver.state_dict())
     comer.restart_from_global()
     assert comer.pseudo_gradient_microbatches() == 0
     # of all, of whom this one has done nothing; and where nobody has done anything

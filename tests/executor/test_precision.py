@@ -140,11 +140,11 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
         "B", 0, torch.randn(model_stage.operations.activation_codec.shape, dtype=torch.bfloat16)
     )
     model_stage.update()
-    assert {t.dtype for t in model_stage.state().values()} == {torch.float32}
+    assert {t.dtype for t in model_stage.state_dict().values()} == {torch.float32}
     model_stage.begin(1, plan.schedules[0])
     assert not torch.equal(model_stage.run_op("F", 0, None), sent)
     other = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
-    other.load_state(model_stage.state())
+    other.load_state_dict(model_stage.state_dict())
     for one in (model_stage, other):
         one.begin(1, plan.schedules[0])
     assert torch.equal(model_stage.run_op("F", 1, None), other.run_op("F", 1, None))
@@ -157,13 +157,13 @@ def test_calibration_measures_in_the_plans_format() -> None:
 
     plan = make_plan([[0, 1]], workload=tiny())
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
-    before = {name: value.clone() for name, value in model_stage.state().items()}
+    before = {name: value.clone() for name, value in model_stage.state_dict().items()}
     used: set[object] = set()
     for computed in (model_stage.module.low_precision_stage, model_stage.module.low_precision_head):
         computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
     times = measure_compute(model_stage)
     assert used == {torch.bfloat16} and min(times.values()) > 0
-    assert all(torch.equal(value, before[name]) for name, value in model_stage.state().items())
+    assert all(torch.equal(value, before[name]) for name, value in model_stage.state_dict().items())
 
 
 def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:

@@ -125,7 +125,7 @@ class CheckpointManager:
         try:
             files.path.mkdir(parents=True, exist_ok=True)
             path, data = files.shard(self._ranks.rank), self._model_stage.data
-            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state())}
+            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state_dict())}
             if data is not None:
                 entry["data"] = {"says": data.description, "position": data.position(files.steps)}
             return json.dumps(entry)
@@ -205,9 +205,9 @@ def resume(
                 f"{was}"
             )
     if same_plan:
-        model_stage.load_state(files.read_shard(ranks.rank, index))
+        model_stage.load_state_dict(files.read_shard(ranks.rank, index))
     else:
-        model_stage.load_state(_read_resharded(files, index, plan, ranks.rank, model_stage))
+        model_stage.load_state_dict(_read_resharded(files, index, plan, ranks.rank, model_stage))
     if model_stage.data is not None:
         _restore_position(model_stage.data, index["data"], files)
     if not same_plan and ranks.rank == min(plan.stage_of):
@@ -298,7 +298,7 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     Returns
     -------
     dict[str, Tensor]
-        As from `ModelStage.state`.
+        As from `ModelStage.state_dict`.
     """
     files = CheckpointFiles(folder, steps)
     index = files.read_index()
@@ -355,7 +355,7 @@ def _read_resharded(
         for key, tensor in files.read_shard(device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
-    for key in () if model_stage.outer is None else model_stage.outer.state():
+    for key in () if model_stage.outer is None else model_stage.outer.state_dict():
         if key in tensors:
             continue
         # the checkpoint has no outer optimizer: start one

@@ -108,7 +108,7 @@ def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: 
                 connecting = pool.map(connect, keys_to_connect)
                 listener = Listener(servers, ranks, keys_to_accept, name)
                 try:
-                    listener.open(timeout_s)
+                    listener.accept_all(timeout_s)
                 except OSError as error:
                     missing_keys = keys_to_accept - set(listener.accepted)
                     missing = min((other for _, other in missing_keys), default=0)
@@ -241,7 +241,7 @@ class Listener:
             return ""
         return f"; {self._rejected_count} others were refused, the last from {self._last_rejected}"
 
-    def open(self, timeout_s: float) -> None:
+    def accept_all(self, timeout_s: float) -> None:
         """Accept until all are `accepted`."""
         until = time.monotonic() + timeout_s
         # in parallel, so that slow or silent peers do not delay the others

@@ -197,7 +197,7 @@ class ModelStage:
         self._outer_step_pending = False
         self._after_update()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Parameters and optimizer states: everything needed to continue training.
 
         With a pending outer step also its mean, which must be known by now.
@@ -208,38 +208,40 @@ class ModelStage:
             for field, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer/{field}/{name}"] = torch.as_tensor(value)
         if self._scaler is not None:
-            tensors |= self._scaler.state()
+            tensors |= self._scaler.state_dict()
         if self.outer is None:
             return tensors
         mean = self.outer.named(self.gradients.host) if self._outer_step_pending else {}
-        tensors |= self._sample_weights.state()
-        return tensors | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
+        tensors |= self._sample_weights.state_dict()
+        return (
+            tensors | self.outer.state_dict() | {MEAN + name: part for name, part in mean.items()}
+        )
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state` of the same part of the model."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict` of the same part of the model."""
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
-                parameter.copy_(state[f"parameter/{name}"])
+                parameter.copy_(state_dict[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
                     # a step count, not of the parameter's shape, stays on the CPU unless fused
                     key.split("/")[1]: value.to(parameter.device)
                     if value.dim() or is_fused
                     else value
-                    for key, value in state.items()
+                    for key, value in state_dict.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
         if self._scaler is not None:
-            self._scaler.load_state(state)
+            self._scaler.load_state_dict(state_dict)
         if self.outer is not None:
-            self.outer.load_state(state)
-            self._sample_weights.load_state(state)
-            self._outer_step_pending = any(name.startswith(MEAN) for name in state)
+            self.outer.load_state_dict(state_dict)
+            self._sample_weights.load_state_dict(state_dict)
+            self._outer_step_pending = any(name.startswith(MEAN) for name in state_dict)
             for name, part in (
                 self.outer.named(self.gradients.host).items() if self._outer_step_pending else ()
             ):
-                part.copy_(state[MEAN + name])
+                part.copy_(state_dict[MEAN + name])
         self.module.cast_weights()
 
     def restart_from_global(self) -> None:

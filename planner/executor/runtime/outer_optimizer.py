@@ -90,12 +90,12 @@ class PlannedWeights:
     def reset_counts(self) -> None:
         """Discard the counts."""
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
         return {}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
 
 
 class CountedWeights(PlannedWeights):
@@ -161,17 +161,17 @@ class CountedWeights(PlannedWeights):
             samples = sum(self._step_microbatches(t) for t in steps)
         return self.pseudo_gradient_microbatches / samples if samples else 0.0
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
         counts = {SAMPLES: self._committed_microbatches}
         if self.pseudo_gradient_microbatches:
             counts[PSEUDO_GRADIENT_MICROBATCHES] = self.pseudo_gradient_microbatches
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`; plans with fixed paths have none."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`; plans with fixed paths have none."""
         self._committed_microbatches, self.pseudo_gradient_microbatches = (
-            round(float(state[name])) if name in state else 0
+            round(float(state_dict[name])) if name in state_dict else 0
             for name in (SAMPLES, PSEUDO_GRADIENT_MICROBATCHES)
         )
 
@@ -249,7 +249,7 @@ class OuterSGD:
         """Views of the parameters after the last outer step, by name."""
         return self.named(self._global)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
         tensors = {PARAMETER + name: tensor for name, tensor in self.global_parameters().items()}
         if self._momentum is not None:
@@ -257,10 +257,10 @@ class OuterSGD:
             tensors |= {MOMENTUM + name: tensor for name, tensor in named.items()}
         return tensors
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state_dict[name])
         # with a pending outer step, nothing was done since the snapshot
         self.take_snapshot()
 

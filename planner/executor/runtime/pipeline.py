@@ -151,10 +151,10 @@ class IssuedOperation(NamedTuple):
         start_s = backend.wait_for_event(self.start_event)
         end_s = backend.wait_for_event(self.end_event)
         if self.sent is not None:
-            record.sent(*self.sent, end_s)
+            record.record_sent(*self.sent, end_s)
         kind, microbatch = self.operation
         record.ops.append(OperationRecord(microbatch, rank, kind, start_s, end_s))
         if self.received is not None:
             received = self.received
-            record.received(received.message, received.tensor.nbytes, received.arrived_s)
+            record.record_received(received.message, received.tensor.nbytes, received.arrived_s)
         return end_s

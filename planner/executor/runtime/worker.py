@@ -295,12 +295,14 @@ class Worker:
             return
         if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.norm_and_clip(vector[:0], self._norm_connections)
+            norm.clip_grad_norm_(vector[:0], self._norm_connections)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
         uncounted_values = 0 if on_first_stage else self._runtime.tied_values
-        record.gradient_norm = norm.norm_and_clip(vector, self._norm_connections, uncounted_values)
+        record.gradient_norm = norm.clip_grad_norm_(
+            vector, self._norm_connections, uncounted_values
+        )
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.

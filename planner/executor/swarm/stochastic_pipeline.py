@@ -204,7 +204,7 @@ class StochasticPipeline:
         if received.tensor is not None:
             kind = KINDS[header.kind]
             message = Message(kind, header.microbatch, received.source, self._rank)
-            record.received(message, received.tensor.nbytes, received.arrived_s)
+            record.record_received(message, received.tensor.nbytes, received.arrived_s)
         if header.kind is MessageKind.LOSS:
             output, end_s = self._run_op("H", header, received.tensor, record)
             self._send(MessageKind.BACKWARD, header, output, header.path[-1], end_s, record)
@@ -308,7 +308,7 @@ class StochasticPipeline:
         self._sender.send(tensor, peer, self._message_format.pack(replace(header, kind=kind)))
         self._sender.mark_computed(peer, tensor.nbytes, end_s)
         message = Message(KINDS[kind], header.microbatch, self._rank, peer)
-        record.sent(message, tensor.nbytes, end_s)
+        record.record_sent(message, tensor.nbytes, end_s)
 
     def _send_header(self, peer: int, header: RoutingHeader) -> None:
         if peer == self._rank:
