@@ -114,7 +114,7 @@ class AllReduceLinks:
         self.incoming = channels.incoming
         self.error_latch = error_latch
         self.changed = threading.Condition()
-        self.error_latch.on_failure(self._wake)
+        self.error_latch.notify_on_failure(self.changed)
         self.send_queues = {
             d: SendQueue(connection, f"averaging to {d}", self.error_latch)
             for d, connection in channels.outgoing.items()
@@ -148,7 +148,3 @@ class AllReduceLinks:
             queue.finish()
         for receiver in self.receivers.values():
             receiver.finish()
-
-    def _wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()

@@ -118,7 +118,7 @@ class ElasticRun:
         self._last_step: _LastStep | None = None
         self._committer: StoreStepCommitter | None = None
         self._outer_step_due = False
-        self._older_heartbeats: list[ExitStack] = []
+        self._older_resources: list[ExitStack] = []
         self._heartbeats: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
@@ -256,11 +256,11 @@ class ElasticRun:
         if self._heartbeats is not None:
             # all ranks stop watching older connections before any of them closes those
             detector.watch_only(self._heartbeats)
-        self._older_heartbeats.append(self.ranks.resources)
+        self._older_resources.append(self.ranks.resources)
         self._heartbeats = {}
         self._heartbeats = connect_ring(self.ranks)
         detector.watch_only(self._heartbeats)
-        close_older(self._older_heartbeats)
+        close_older(self._older_resources)
 
     def _transfer_state(self, generation: Generation) -> None:
         """Transfer state to joining devices from others of their stage."""

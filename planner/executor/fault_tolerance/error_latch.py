@@ -25,6 +25,15 @@ class ErrorLatch:
         if failed:
             callback()
 
+    def notify_on_failure(self, condition: threading.Condition) -> None:
+        """Wake all threads that wait on a condition at the first error."""
+
+        def notify() -> None:
+            with condition:
+                condition.notify_all()
+
+        self.on_failure(notify)
+
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
         """Context in which a callback is registered."""

@@ -143,7 +143,7 @@ class StochasticPipeline:
         if self._idle:
             return
         self._sender, self._error_latch = links.sender, links.error_latch
-        links.error_latch.on_failure(self._wake)
+        links.error_latch.notify_on_failure(self._changed)
         self._mailbox = Mailbox(
             self._rank,
             links.incoming,
@@ -319,10 +319,6 @@ class StochasticPipeline:
     def _broadcast_header(self, peers: tuple[int, ...], header: RoutingHeader) -> None:
         for peer in peers:
             self._send_header(peer, header)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 def _with(path: tuple[int, ...], stage: int, peer: int) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ def _listen(host: str, port: int, remedy: str) -> socket.socket:
         raise Refusal(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
     addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in resolved))
     for family, address in addresses:
-        if _is_loopback(address) and not _is_loopback(host) and host != "localhost":
+        if is_loopback(address) and not is_loopback(host) and host != "localhost":
             continue
         try:
             return socket.create_server((address, port), family=family, backlog=BACKLOG)
@@ -211,7 +211,8 @@ def _listen(host: str, port: int, remedy: str) -> socket.socket:
     )
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address is of the loopback interface; False for a host name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
