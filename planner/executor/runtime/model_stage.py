@@ -30,7 +30,7 @@ from planner.training_plan.schedule import Schedule
 
 
 class ModelStage:
-    """Runs one rank's part of the model; a `StageRuntime`, not a module of PyTorch.
+    """Trains one rank's part of the model: a `StageRuntime`; the module itself is `StageModule`.
 
     Parameters
     ----------
@@ -62,11 +62,12 @@ class ModelStage:
         backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
+        # first, since it selects the GPU
+        self.device, self.backend = device, backend or make_backend(device)
         module = self.module = StageModule(
             plan, rank, device, load_weights=load_weights, compiled=compiled
         )
         w = plan.workload
-        self.device, self.backend = device, backend or make_backend(device)
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
         reads_data = module.stage.stem is not None or module.head is not None
         self.data: Microbatches | None = make_microbatches(plan, data) if reads_data else None

@@ -80,16 +80,11 @@ class StageRuntime(Operations, Protocol):
 
 
 class Simulation(Protocol):
-    """Simulated compute of a whole run, instead of a model.
-
-    Attributes
-    ----------
-    time_scale
-        Scale of its times and bytes.
-    """
+    """Simulated compute of a whole run, instead of a model."""
 
     @property
-    def time_scale(self) -> TimeScale: ...
+    def time_scale(self) -> TimeScale:
+        """Scale of its times and bytes."""
 
     def make_runtime(self, plan: TrainingPlan, rank: int) -> StageRuntime:
         """Create the compute of a rank."""

@@ -32,8 +32,7 @@ STARTED_KEY, FINISHED_KEY = "membership/0", "membership/finished"
 BACKLOG = 2048
 """Backlog of the listening socket: all ranks connect at once."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-
-
+"""Environment variable: number of restarts of all ranks by torchrun."""
 BIND = "PLANNER_BIND"
 """Environment variable: address of this node to listen on."""
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -45,12 +44,12 @@ ADDRESS_REMEDY = (
     "name the node of the plan's first device, this one, in MASTER_ADDR everywhere; where that is "
     "translated on the way, this node's own address with --bind"
 )
-"""Remedy for an address that is not of this node."""
+"""Remedies for an address that is not of this node."""
 ANSWER_S = 3.0
 """Timeout beyond PyTorch's own."""
-T = TypeVar("T")
 RETRY_S, MIN_TIMEOUT_S = 0.25, 1.0
 """Interval of connection attempts, and shortest total time."""
+T = TypeVar("T")
 
 
 class StoreMissingError(RuntimeError):
