@@ -111,6 +111,16 @@ def test_the_executors_core_imports_no_option(name: str) -> None:
     assert wrong == []
 
 
+def test_simulated_compute_plugs_in() -> None:
+    """The command of a rank alone knows the emulation, and passes what computes instead."""
+    executor = [name for name in MODULES if name.startswith("planner.executor")]
+    assert [
+        name
+        for name in executor
+        if any(target.startswith("planner.emulate") for target in GRAPH[name])
+    ] == ["planner.executor.__main__"]
+
+
 def test_folders_of_the_executor_import_in_one_direction() -> None:
     """None imports another that imports it, by whatever way; connections and store import none."""
     folders: networkx.DiGraph[str] = networkx.DiGraph()

@@ -24,6 +24,8 @@ import planner.executor.__main__ as entry
 import planner.executor.checkpoint.checkpoint as checkpoint
 import planner.executor.rendezvous.connect as opening
 import planner.executor.rendezvous.rendezvous as binding
+from planner.executor.comm.gradient_buffer import GradientBuffer
+from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now
@@ -87,10 +89,13 @@ class Fault:
         if phase == EVALUATING:
             self._before(Evaluation, "_sum_losses", lambda *_: self._due())
             return
+        if phase == "averaging":
+            self._before(StageAverager, "prepare", lambda *_: self._due())
+            self._before(GradientBuffer, "to_host", lambda *_: self._due())
+            return
         name, kind = {
             "forward": ("run_op", "F"),
             "backward": ("run_op", "B"),
-            "averaging": ("gradients", None),
             "update": ("update", None),
         }[phase]
         self._before(ModelStage, name, lambda *a: self._due() and (kind is None or a[1] == kind))

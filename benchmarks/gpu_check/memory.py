@@ -84,7 +84,7 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
         model_stage = ModelStage(plan, rank, where, OptimizerConfig(), compiled=compiled)
     schedule = plan.schedules[0]
     peaks = {"built": peak_mb()}
-    shape, dtype = model_stage.activation_codec.message
+    shape, dtype = model_stage.operations.activation_codec.message
     stage = plan.stage_of[rank]
     last = stage == len(plan.stage_layers) - 1
     # F needs activations except on the first stage, H except where it follows F on the same
@@ -92,7 +92,7 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     needs_message = {
         "F": stage > 0,
         "H": not last,
-        "B": not (last and model_stage.head is not None),
+        "B": not (last and model_stage.module.head is not None),
     }
     for step in range(STEPS):
         model_stage.begin(step, schedule)

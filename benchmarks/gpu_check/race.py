@@ -67,15 +67,15 @@ class DelayedCuda(CudaStreams):
         """Allocate pinned memory and poison it."""
         return super().pinned(shape, dtype).fill_(_poison(dtype))
 
-    def copied_in(self, message: torch.Tensor, stream: Any) -> torch.Tensor:
+    def copy_to_device(self, message: torch.Tensor, stream: Any) -> torch.Tensor:
         """Copy to the GPU, late."""
         self._delay(stream)
-        return super().copied_in(message, stream)
+        return super().copy_to_device(message, stream)
 
-    def copy_out(self, there: torch.Tensor, made: torch.Tensor, stream: Any) -> None:
+    def copy_to_host(self, there: torch.Tensor, made: torch.Tensor, stream: Any) -> None:
         """Copy to the host, late."""
         self._delay(stream)
-        super().copy_out(there, made, stream)
+        super().copy_to_host(there, made, stream)
 
 
 def _train(

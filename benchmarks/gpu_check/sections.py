@@ -230,7 +230,9 @@ def equal(device: str, out: Path) -> dict[str, Any]:
                 model_stage,
                 plan,
                 steps,
-                before_update=lambda _: gradients.append(model_stage.gradients().cpu().clone()),
+                before_update=lambda _: gradients.append(
+                    model_stage.gradients.current.cpu().clone()
+                ),
             )
         ]
         parameters = torch.cat([p.detach().cpu().reshape(-1) for p in model_stage.parameters])

@@ -101,7 +101,7 @@ class _Measurement:
         start = time.perf_counter()
         model_stage.optimizer.step()
         update_host_s = time.perf_counter() - start
-        model_stage.cast_weights()
+        model_stage.module.cast_weights()
         self._synchronize()
         update_s = time.perf_counter() - start
         self._step += 1
@@ -121,7 +121,7 @@ class _Measurement:
         ):
             for _ in range(2):  # the second is kept
                 start = time.perf_counter()
-                norm(self._model_stage.gradients())
+                norm(self._model_stage.gradients.current)
                 found[name] = 1e3 * (time.perf_counter() - start)
         return found
 

@@ -81,7 +81,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     from planner.executor.launch.local import rank_environment, run_local
     from planner.executor.rendezvous.address import configured_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
-    from planner.executor.runtime.model_stage import require_executable
+    from planner.executor.runtime.stage_module import require_executable
     from planner.huggingface.export import Export
     from planner.huggingface.weights import require_weights
     from planner.utils.processors import cores

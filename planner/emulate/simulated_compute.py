@@ -11,6 +11,7 @@ import ctypes
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.stage_runtime import ModelFree
+from planner.executor.runtime.stage_runtime import ModelFreeRuntime
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -33,7 +34,7 @@ MAX_LATE_S = 3e-4
 """Longest busy wait, to spare processors that others need."""
 
 
-class SimulatedCompute(ModelFree):
+class SimulatedCompute(ModelFreeRuntime):
     """Sleeps for each operation as long as it takes in the plan."""
 
     def __init__(self, plan: TrainingPlan, rank: int, time_scale: TimeScale) -> None:
@@ -90,14 +91,23 @@ class SimulatedCompute(ModelFree):
         self._sleeper.until(time.monotonic() + self._update_s)
 
 
-class CommonStart:
-    """Lets all ranks of one machine start at the same time.
+@dataclass(frozen=True)
+class ComputeSimulation:
+    """Simulated compute of a run; a `planner.executor.runtime.stage_runtime.Simulation`."""
 
-    Parameters
-    ----------
-    ranks
-        The rank group.
-    """
+    time_scale: TimeScale
+
+    def make_runtime(self, plan: TrainingPlan, rank: int) -> SimulatedCompute:
+        """Create the compute of a rank."""
+        return SimulatedCompute(plan, rank, self.time_scale)
+
+    def make_barrier(self, plan: TrainingPlan, ranks: RankGroup) -> CommonStart:
+        """Create a barrier after which all ranks start at the same time."""
+        return CommonStart(plan, ranks, self.time_scale)
+
+
+class CommonStart:
+    """Lets all ranks of one machine start at the same time."""
 
     def __init__(self, plan: TrainingPlan, ranks: RankGroup, time_scale: TimeScale) -> None:
         latency = plan.cluster.network.latency_s

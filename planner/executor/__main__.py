@@ -11,6 +11,8 @@ import json
 import os
 from pathlib import Path
 
+from planner.emulate.simulated_compute import ComputeSimulation
+from planner.executor.comm.time_scale import TimeScale
 from planner.executor.elastic.elastic_run import ElasticRun
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import Shutdown
@@ -57,7 +59,8 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
             "--elastic: torchrun ends all ranks of a node when one fails; start them with "
             "python -m planner.executor.node, or with planner run"
         )
-    state = set_up(config, plan, detector)
+    scale = TimeScale(config.speed, config.shrink)
+    state = set_up(config, plan, detector, ComputeSimulation(scale) if config.impose else None)
     if config.elastic:
         return _run_elastic(state, plan, detector)
     result = train(state, plan)
@@ -68,11 +71,11 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
 
 
 def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector) -> int:
-    assert isinstance(state.compute, ModelStage | Aggregator)
+    assert isinstance(state.runtime, ModelStage | Aggregator)
     elastic = ElasticRun(
         plan,
         state.ranks,
-        state.compute,
+        state.runtime,
         state.progress,
         state.checkpoints,
         state.held_out,
@@ -93,12 +96,12 @@ def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector)
 
 def _finish(state: RunState, ranks: RankGroup, result: TrainResult) -> None:
     """Reports after the last step; a collective call."""
-    trace, need, compute = state.config.trace, state.need, state.compute
+    trace, need, runtime = state.config.trace, state.need, state.runtime
     if trace is not None:
         _trace(trace, result.plan, ranks, result.worker, result.last)
     if need is not None:
-        assert isinstance(compute, ModelStage | Aggregator)
-        reports = device_reports(result.plan, ranks, compute, need, state.device, result.worker)
+        assert isinstance(runtime, ModelStage | Aggregator)
+        reports = device_reports(result.plan, ranks, runtime, need, state.device, result.worker)
         if ranks.rank == 0:
             state.progress.devices(reports)
     ranks.leave()

@@ -19,7 +19,8 @@ from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model import PROJECTION
-from planner.executor.runtime.model_stage import ModelStage, has_head, require_executable
+from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.runtime.stage_module import has_head, require_executable
 from planner.huggingface.names import tensor_parts
 from planner.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.training_plan.model import TrainingPlan

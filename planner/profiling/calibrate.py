@@ -132,7 +132,9 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
         _synchronise(model_stage.device)
         samples[field].append(time.perf_counter() - start)
 
-    activation_codec, first = model_stage.activation_codec, model_stage.stage.stem is not None
+    operations = model_stage.operations
+    activation_codec = operations.activation_codec
+    first = model_stage.module.stage.stem is not None
     message = model_stage.backend.host_buffer(*activation_codec.message)
     message.copy_(
         activation_codec.encode_message(torch.randn(activation_codec.shape), gradient=False)
@@ -143,30 +145,30 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
         # decoding the input and encoding the output are part of the operation
         def forward(state: dict[str, torch.Tensor] = state) -> None:
             if first:
-                state["input"] = model_stage.tokens(0, 0)[:, :-1]
+                state["input"] = operations.tokens(0, 0)[:, :-1]
             else:
-                state["input"] = model_stage.decode_message("F", message).detach().requires_grad_()
-            state["output"] = model_stage.run_stage(state["input"])
-            if model_stage.head is None:
+                state["input"] = operations.decode_message("F", message).detach().requires_grad_()
+            state["output"] = model_stage.module.run_stage(state["input"])
+            if model_stage.module.head is None:
                 activation_codec.encode_message(state["output"].detach(), gradient=False)
 
         def head(state: dict[str, torch.Tensor] = state) -> None:
-            targets = model_stage.tokens(0, 0)[:, 1:]
-            _, state["gradient"] = model_stage.head_loss_and_gradient(
+            targets = operations.tokens(0, 0)[:, 1:]
+            _, state["gradient"] = operations.head_loss_and_gradient(
                 state["output"].detach(), targets
             )
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             head_gradient = state.get("gradient")
             gradient = (
-                model_stage.decode_message("B", message) if head_gradient is None else head_gradient
+                operations.decode_message("B", message) if head_gradient is None else head_gradient
             )
             torch.autograd.backward(state["output"], gradient)
             if not first and (made := state["input"].grad) is not None:
                 activation_codec.encode_message(made, gradient=True)
 
         timed("forward_s", forward)
-        if model_stage.head is not None:
+        if model_stage.module.head is not None:
             timed("head_s", head)
         timed("backward_s", backward)
     # on a copy, so that training starts from untouched weights and moments
@@ -177,10 +179,10 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
 
     def update() -> None:
         if averages:
-            model_stage.gradients(on_device=False)
-            model_stage.gradients(on_device=True)
+            model_stage.gradients.to_host()
+            model_stage.gradients.to_device()
         probe.step()
-        model_stage.cast_weights()
+        model_stage.module.cast_weights()
 
     for _ in range(REPEATS):
         timed("update_s", update)

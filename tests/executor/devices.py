@@ -94,9 +94,8 @@ def train_in_threads(
 
     def average(rank: int) -> None:
         group = plan.assignment.groups[plan.stage_of[rank]]
-        gradients[rank] = stage_modules[rank].gradients(
-            on_device=None if len(group) == 1 else False
-        )
+        buffer = stage_modules[rank].gradients
+        gradients[rank] = buffer.current if len(group) == 1 else buffer.to_host()
         barriers[group].wait(LONG_S)
         total = torch.stack([gradients[member] for member in group]).sum(0)
         barriers[group].wait(LONG_S)

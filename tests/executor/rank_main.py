@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     model_stage = ModelStage(plan, ranks.rank, torch.device("cpu"), optimizer_config)
     pipeline = make_pipeline(plan, ranks.rank, model_stage, queue=queue)
-    worker = Worker(plan, ranks, model_stage, pipeline=pipeline)
+    worker = Worker(plan, ranks, model_stage, pipeline)
     gradients: list[np.ndarray] = []
     step = model_stage.optimizer.step
 
@@ -93,13 +93,13 @@ def help_others(
     """A rank without a stage; what it summed last is where a learner's gradients are."""
     aggregator = Aggregator(plan, ranks.rank)
     pipeline = make_pipeline(plan, ranks.rank, aggregator, queue=queue)
-    worker = Worker(plan, ranks, aggregator, pipeline=pipeline)
+    worker = Worker(plan, ranks, aggregator, pipeline)
     records = list(worker.steps(steps))
     losses = worker.losses
     np.savez(
         out / f"{ranks.rank}.npz",
         losses=[] if losses is None else [losses.loss(t) for t in range(steps)],
         given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
-        last=aggregator.gradients().numpy().copy(),
+        last=aggregator.gradients.current.numpy().copy(),
     )
     ranks.leave()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import make_microbatches
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.model_stage import require_executable
 from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.stage_module import require_executable
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remove_devices import remove_devices

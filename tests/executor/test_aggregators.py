@@ -99,7 +99,7 @@ def test_a_tied_matrix_counts_once() -> None:
     )
     tied = plan.replace(workload=work)
     model_stage = ModelStage(tied, 0, torch.device("cpu"), OptimizerConfig())
-    assert len(Aggregator(tied, 2).gradients()) == len(model_stage.gradients())
+    assert len(Aggregator(tied, 2).gradients.current) == len(model_stage.gradients.current)
 
 
 def test_a_helper_with_the_codec(tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_another_user_of_the_machine_is_no_rank(monkeypatch: pytest.MonkeyPatch)
 
         def taken() -> None:
             ends.user = os.getuid() + 1
-            door.open(120.0)
+            door.accept_all(120.0)
 
         done = pool.submit(taken)
         with socket.socket(socket.AF_UNIX) as stranger:
@@ -433,7 +433,7 @@ def test_a_stranger_holds_up_nobody(
             return socket.create_connection(servers[0].getsockname())
 
         door = Listener(servers, ranks, {asked}, "test")
-        opened = pool.submit(door.open, 120.0)
+        opened = pool.submit(door.accept_all, 120.0)
         strangers = [knock() for _ in range(4)]
         strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
         strangers[2].sendall(HELLO.pack(MAGIC, ChannelKind.STATE, 1))
@@ -656,7 +656,7 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
         before = set(threading.enumerate())
         silent = socket.create_connection(server.getsockname())
         with pytest.raises(TimeoutError):
-            door.open(0.2)
+            door.accept_all(0.2)
         for thread in set(threading.enumerate()) - before:
             thread.join(10.0)
             assert not thread.is_alive()

@@ -16,12 +16,11 @@ from tests.conftest import make_plan, tiny_workload
 torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
-    INDEX,
-    CheckpointError,
     CheckpointManager,
     require_fresh_folder,
     resume,
 )
+from planner.executor.checkpoint.checkpoint_files import INDEX, CheckpointError  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import (  # noqa: E402
     TensorFileError,
     read_tensors,
@@ -184,12 +183,12 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     write(tmp_path, [2, 4])
     (tmp_path / "step-000004" / INDEX).unlink()
     ranks, made = rank()
-    expected = {name: value.clone() for name, value in made.state().items()}
+    expected = {name: value.clone() for name, value in made.state_dict().items()}
     for parameter in made.parameters:
         parameter.data.zero_()
     made.optimizer.state.clear()
     assert resume(tmp_path, PLAN, ranks, made, ADAMW, STEPS) == 2
-    found = made.state()
+    found = made.state_dict()
     assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

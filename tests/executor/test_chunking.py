@@ -11,7 +11,7 @@ from planner.executor.comm.chunking import (
     choose_chunking,
     compare_with_plan_s,
     longest_round_trip_s,
-    return_s,
+    planned_round_trip_s,
     round_end_s,
     round_s,
 )
@@ -138,7 +138,7 @@ def test_seconds_are_the_clocks(seed: int) -> None:
     share[0] += 1.0
     contributes = (*(rng.random(n - 1) < 0.7).tolist(), True)
     group = AveragingGroup(tuple(range(n)), tuple((share / share.sum()).tolist()), contributes)
-    planned_s = round_s(group, 1e7, cluster) + return_s(group, cluster)
+    planned_s = round_s(group, 1e7, cluster) + planned_round_trip_s(group, cluster)
     assert planned_s == pytest.approx(clock_round_s(group, 1e7, LinkResources.of(cluster)))
     saved_s, late_s = compare_with_plan_s(group, 1e7, cluster)
     assert 0.0 <= saved_s <= planned_s

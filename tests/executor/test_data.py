@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.data import sources  # noqa: E402
 from planner.executor.data.microbatches import make_microbatches  # noqa: E402
-from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
+from planner.executor.data.sources import DataError, IterableSource, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.synthetic import Synthetic  # noqa: E402
 from planner.executor.data.tokenizer import ByteTokenizer  # noqa: E402
@@ -146,7 +146,7 @@ def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
     """Whichever comes first, each piece is read once an epoch, and memory holds a step."""
     count, order = 16, (15, *range(15))
     items = [[k % 256] * SEQUENCE for k in range(10 * count)]
-    source = Items(items, ByteTokenizer(), 256)
+    source = IterableSource(items, ByteTokenizer(), 256)
     read: list[int] = []
     pieces = source.pieces
 

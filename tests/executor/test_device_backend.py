@@ -90,11 +90,11 @@ class LateGpu:
         self.copies = 0
 
     def stream(self) -> LateStream:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         return LateStream(self._late)
 
     def compute_stream(self) -> LateStream:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         return self._computes
 
     def wait(self, stream: LateStream, other: LateStream) -> None:
@@ -107,7 +107,7 @@ class LateGpu:
             stream.give(lambda: awaited.result(LONG_S))
 
     def event(self, stream: LateStream, *, timing: bool) -> LateEvent:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         return LateEvent(stream.give(lambda: None))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
@@ -117,11 +117,11 @@ class LateGpu:
         return made
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         return tensor.untyped_storage().data_ptr() in self.pins
 
     def copy_to_device(self, message: Tensor, stream: LateStream) -> Tensor:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         assert self.is_pinned(message), "a copy that the host would wait for"
         here: Tensor = torch.full_like(message, 0)
         stream.give(lambda: here.copy_(message))
@@ -129,7 +129,7 @@ class LateGpu:
         return here
 
     def copy_to_host(self, there: Tensor, made: Tensor, stream: LateStream) -> None:
-        """See `GpuStreams`."""
+        """See `CudaStreams`."""
         assert self.is_pinned(there), "a copy that the host would wait for"
         assert stream.waits.pop() is self._computes and not stream.waits
         # what nobody keeps for the copy others may have overwritten by then
@@ -144,10 +144,16 @@ class LateGpu:
             stream.give(lambda: self.lent.remove((tensor, stream)))
 
 
+def late_backend() -> GpuBackend:
+    """With such a GPU, in place of CUDA's."""
+    gpu: Any = LateGpu()
+    return GpuBackend(gpu)
+
+
 class Counted(GpuBackend):
     """How many marks were set before others had been looked at, and by how much times are late."""
 
-    def __init__(self, gpu: LateGpu) -> None:
+    def __init__(self, gpu: Any) -> None:
         self.open = self.most = 0
         self.late_s = 0.0
         super().__init__(gpu)
@@ -172,8 +178,8 @@ class Counted(GpuBackend):
 
 def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     """The computing thread goes on at once; the values are those of when it left."""
-    gpu = LateGpu()
-    backend = GpuBackend(gpu)
+    gpu: Any = LateGpu()
+    backend: Any = GpuBackend(gpu)
     made = torch.arange(6.0)
     ready = backend.to_host(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
@@ -188,8 +194,8 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
 
 def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     """Unpinned memory is pinned first; memory of the copies' stream is lent to what computes."""
-    gpu = LateGpu()
-    backend = GpuBackend(gpu)
+    gpu: Any = LateGpu()
+    backend: Any = GpuBackend(gpu)
     for message in (torch.arange(5), backend.host_buffer((5,), torch.float32).fill_(2.5)):
         here = backend.to_device(message)
         assert torch.equal(here, message)
@@ -199,7 +205,7 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
 
 def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
-    for backend in (GpuBackend(LateGpu()), HOST):
+    for backend in (late_backend(), HOST):
         backend.begin()
         if isinstance(backend, GpuBackend):
             assert backend._start_s >= backend._start_event.moment_s
@@ -270,7 +276,7 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     traffic = P2PSchedule(schedule, 0)
     mine, theirs = socket.socketpair()
     error_latch = ErrorLatch()
-    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
+    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=late_backend())
     coming = {1: [ExpectedMessage(0, message) for message in traffic.incoming[1]]}
     receiver = Receiver({1: mine}, coming, model_stage.buffer, error_latch)
     sender = Sender({1: mine}, error_latch, {1: 1e9}, backend=model_stage.backend)
@@ -286,8 +292,8 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     thread.start()
     # F has ended, and B waits for a gradient that was not sent
     assert first.wait(LONG_S) and thread.is_alive()
-    gradient = model_stage.activation_codec.encode_message(
-        torch.zeros(model_stage.activation_codec.shape), gradient=True
+    gradient = model_stage.operations.activation_codec.encode_message(
+        torch.zeros(model_stage.operations.activation_codec.shape), gradient=True
     )
     theirs.sendall(gradient.numpy().tobytes())
     thread.join(LONG_S)

@@ -31,7 +31,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # 
 from planner.executor.comm import device_collectives  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
-from planner.executor.comm.device_backend import HOST, GpuBackend  # noqa: E402
+from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
     DeviceCollectives,
     Library,
@@ -39,6 +39,7 @@ from planner.executor.comm.device_collectives import (  # noqa: E402
     open_collectives,
     share_machine,
 )
+from planner.executor.comm.gradient_buffer import GradientBuffer  # noqa: E402
 from planner.executor.comm.group_roles import member_ranges  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
@@ -49,7 +50,7 @@ from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
-from tests.executor.test_device_backend import LateGpu  # noqa: E402
+from tests.executor.test_device_backend import late_backend  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
 from tests.executor.test_sharded_allreduce import Members, averaged  # noqa: E402
 
@@ -103,6 +104,22 @@ def test_a_round_is_that_of_hosts(
         torch.testing.assert_close(found[rank][part], want[rank][part], **rough)
 
 
+class Asked(GradientBuffer):
+    """Notes where its values are asked for: whether on the device."""
+
+    def __init__(self, vector: Tensor, asked: list[bool]) -> None:
+        super().__init__(vector)
+        self.asked = asked
+
+    def to_host(self) -> Tensor:
+        self.asked.append(False)
+        return super().to_host()
+
+    def to_device(self) -> Tensor:
+        self.asked.append(True)
+        return super().to_device()
+
+
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 2)])
 def test_hierarchical_averaging_brings_the_vector_along(sizes: tuple[int, ...]) -> None:
     """Within machines on the device, between them on the host; all end with the same sum."""
@@ -122,14 +139,9 @@ def test_hierarchical_averaging_brings_the_vector_along(sizes: tuple[int, ...]) 
             rank, mine, [Chunking(3, 2)] * len(mine), [WireFormat.FP32] * len(mine), n, 1e9
         )
 
-        def where(here: bool | None) -> Tensor:
-            if here is not None:
-                asked[rank].append(here)
-            vector: Tensor = found[rank]
-            return vector
-
         peers, one = members.peers[rank], collectives[rank]
-        end = own.run(where, peers, Sender({}, peers.error_latch, {}), None, one)
+        buffer = Asked(found[rank], asked[rank])
+        end = own.run(buffer, peers, Sender({}, peers.error_latch, {}), None, one)
         assert asked[rank][0] == own.starts_on_device(one)
         return end
 
@@ -243,17 +255,17 @@ def test_a_vector_is_where_it_was_asked_for_last() -> None:
     from planner.executor.runtime.optimizer import OptimizerConfig
 
     plan = make_plan([[0], [1]], workload=tiny_workload())
-    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=GpuBackend(LateGpu()))
+    model_stage = ModelStage(plan, 0, CPU, OptimizerConfig(), backend=late_backend())
     model_stage.begin(0, plan.schedules[0])
-    here = model_stage.gradients()
-    assert model_stage.gradients(on_device=True) is here
+    here = model_stage.gradients.current
+    assert model_stage.gradients.to_device() is here
     here.fill_(2.0)
-    there = model_stage.gradients(on_device=False)
+    there = model_stage.gradients.to_host()
     assert there is not here and bool((there == 2.0).all())
     there.fill_(3.0)
-    assert model_stage.gradients() is there
-    assert model_stage.gradients(on_device=True) is here and bool((here == 3.0).all())
-    model_stage.gradients(on_device=False).fill_(4.0)
+    assert model_stage.gradients.current is there
+    assert model_stage.gradients.to_device() is here and bool((here == 3.0).all())
+    model_stage.gradients.to_host().fill_(4.0)
     model_stage.update()
     assert bool((here == 4.0).all())
 
@@ -263,16 +275,11 @@ def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
     one = AveragingGroup.equal((0,))
     rounds = [one, one]
     own = StageAverager(0, rounds, [Chunking(1, 1)] * 2, [WireFormat.FP32] * 2, 3, 1e9)
-    asked: list[bool | None] = []
+    asked: list[bool] = []
     vector: Tensor = torch.ones(2)
-
-    def where(here: bool | None) -> Tensor:
-        asked.append(here)
-        return vector
-
     members = Members(1)
-    own.run(where, members.peers[0], Sender({}, ErrorLatch(), {}))
-    assert asked == [None] and vector.tolist() == [3.0, 3.0]
+    own.run(Asked(vector, asked), members.peers[0], Sender({}, ErrorLatch(), {}))
+    assert asked == [] and vector.tolist() == [3.0, 3.0]
 
 
 def losses_of(

@@ -165,10 +165,10 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
     ("phase", "purpose"),
     [
         ("forward", "PIPELINE"),
-        pytest.param("forward", "PIPELINE_BACK", marks=pytest.mark.slow),
+        pytest.param("forward", "PIPELINE_REVERSE", marks=pytest.mark.slow),
         pytest.param("backward", "PIPELINE", marks=pytest.mark.slow),
         pytest.param("averaging", "AVERAGING", marks=pytest.mark.slow),
-        pytest.param("averaging", "AVERAGING_BACK", marks=pytest.mark.slow),
+        pytest.param("averaging", "AVERAGING_REVERSE", marks=pytest.mark.slow),
     ],
 )
 def test_a_connection_tears(phase: str, purpose: str, tmp_path: Path) -> None:
@@ -776,7 +776,7 @@ def test_no_key_is_left_of_a_collective_that_was_interrupted() -> None:
         with pytest.raises(DeviceLost):
             interrupted.result(10)
     for group in groups:
-        group.collectives.delete_used_keys()
+        group.delete_used_keys()
     run.look()
     assert not any(run.store.check([f"generation/0/{key}"]) for key in keys)
 

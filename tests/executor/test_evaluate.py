@@ -78,9 +78,10 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
     stage_modules = []
     for rank in range(len(plan.cluster)):
         model_stage = ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig())
-        model_stage.load_state(read_shard(kept, STEPS, rank, plan))
+        model_stage.load_state_dict(read_shard(kept, STEPS, rank, plan))
         stage_modules.append(model_stage)
-    head = next(one.head.to(one.dtype) for one in stage_modules if one.head is not None)
+    modules = [one.module for one in stage_modules]
+    head = next(one.head.to(one.dtype) for one in modules if one.head is not None)
     tokens = torch.tensor(list(TEXT.encode() * 2))
     total, samples = 0.0, plan.workload.batch_samples
     with torch.no_grad():
@@ -89,7 +90,7 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
                 start = (batch * samples + b) * SEQUENCE
                 x = tokens[start : start + SEQUENCE][None]
                 for rank in path:
-                    x = stage_modules[rank].run_stage(x)
+                    x = stage_modules[rank].module.run_stage(x)
                 logits = head.project(head.norm(x))[0].float()
                 want = tokens[start + 1 : start + SEQUENCE + 1]
                 total -= float(logits.log_softmax(-1)[range(SEQUENCE), want].sum())

@@ -25,11 +25,14 @@ torch = pytest.importorskip("torch")
 from benchmarks.faults.__main__ import cut  # noqa: E402
 from benchmarks.faults.rank import PHASES  # noqa: E402
 from benchmarks.faults.runs import MARK, marked  # noqa: E402
+from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.fault_tolerance.failure_detector import FailureDetector  # noqa: E402
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, heartbeats, publish  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED, Shutdown  # noqa: E402
 from planner.executor.launch.local import run_local  # noqa: E402
+from planner.executor.rendezvous.connect import connections_to  # noqa: E402
 from planner.executor.rendezvous.rank_assignment import RankAssignmentError  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.rendezvous.rendezvous import _claim_rejoin  # noqa: E402
 from planner.executor.transport.store import StoreAddress, StoreMissingError  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
@@ -310,10 +313,10 @@ def test_the_first_reason_counts() -> None:
     assert publish(store, "a") == "a"
     assert publish(store, "b") == "a"
     shutdown, woken = Shutdown(), []
-    shutdown.on_request(lambda: woken.append(1))
+    shutdown.on_failure(lambda: woken.append(1))
     shutdown.request("a", 5)
     shutdown.request("b")
-    shutdown.on_request(lambda: woken.append(2))
+    shutdown.on_failure(lambda: woken.append(2))
     assert (shutdown.line, shutdown.code, woken) == ("a", 5, [1, 2])
 
 
@@ -536,3 +539,13 @@ def test_one_process_rejoins_as_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     # it is lost, and is started again
     rejoin()
     assert len(refused) == 2
+
+
+def test_callbacks_end_with_their_connections() -> None:
+    """Those for a lost rank, too: connections are opened and closed many times in a generation."""
+    latch, detector = ErrorLatch(), FailureDetector("a", Shutdown())
+    store = torch.distributed.HashStore()
+    ranks = RankGroup(0, 1, store, ("a",), detector, rank_lost=latch, address="127.0.0.1")
+    with ranks.error_latch(), connections_to(ranks, [], "nothing"):
+        assert latch._callbacks and detector.shutdown._callbacks
+    assert not latch._callbacks and not detector.shutdown._callbacks

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
+from planner.executor.comm.gradient_buffer import GradientBuffer  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
-from planner.executor.runtime.model_stage import require_executable  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
@@ -51,7 +52,8 @@ def test_all_get_the_same_sum(
         wires = [WireFormat.from_codec(group.codec(codec), gradients) for group in mine]
         own = StageAverager(rank, mine, [chunking] * len(mine), wires, len(vectors), 1e9)
         peers = members.peers[rank]
-        return own.run(lambda on: vectors[rank], peers, Sender({}, peers.error_latch, {}))
+        buffer = GradientBuffer(vectors[rank])
+        return own.run(buffer, peers, Sender({}, peers.error_latch, {}))
 
     members.all_do(work)
     members.close()

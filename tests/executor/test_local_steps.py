@@ -23,9 +23,10 @@ torch = pytest.importorskip("torch")
 from planner.executor.comm.comm_plan import stage_averager  # noqa: E402
 from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
-from planner.executor.runtime.model_stage import ModelStage, require_executable  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedWeights  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -235,7 +236,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     giver.take_snapshot()
     change = giver.pseudo_gradient(giver.pseudo_gradient_microbatches()).clone()
     assert giver.pseudo_gradient_microbatches() == 2 and change.abs().max() > 0
-    comer.load_state(giver.state())
+    comer.load_state_dict(giver.state_dict())
     comer.restart_from_global()
     assert comer.pseudo_gradient_microbatches() == 0
     # of all, of whom this one has done nothing; and where nobody has done anything
@@ -245,10 +246,11 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     again = giver.pseudo_gradient(giver.pseudo_gradient_microbatches()).clone()
     assert torch.equal(again, change)
     for model_stage in (giver, comer):
-        model_stage.gradients().copy_(change)
+        model_stage.gradients.current.copy_(change)
         model_stage.outer_step()
-    for name, parameter in giver.named_parameters().items():
-        assert torch.equal(parameter, comer.named_parameters()[name])
+    comers = dict(comer.module.named_parameters())
+    for name, parameter in giver.module.named_parameters():
+        assert torch.equal(parameter, comers[name])
     assert giver.pseudo_gradient_microbatches() == comer.pseudo_gradient_microbatches() == 0
 
 

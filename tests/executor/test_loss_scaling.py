@@ -26,8 +26,9 @@ torch = pytest.importorskip("torch")
 from planner.executor.comm.codec import WireFormat, decode, encode  # noqa: E402
 from planner.executor.comm.gradient_norm import GradientNorm  # noqa: E402
 from planner.executor.runtime.loss_scaler import LossScaler, TrainingDiverged  # noqa: E402
-from planner.executor.runtime.model_stage import ModelStage, require_executable  # noqa: E402
+from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
 
 PAIRS, COPIES, PIPELINE = [[0, 3], [2, 1]], [[0], [1]], [[0, 1]]
@@ -163,7 +164,7 @@ def test_scale_and_growth_are_state() -> None:
     one.update(float("nan"))
     for _ in range(1999):
         one.update(1.0)
-    other.load_state(one.state())
+    other.load_state_dict(one.state_dict())
     assert one.loss_scale == other.loss_scale == INIT_SCALE / 2
     for model_stage in (one, other):
         model_stage.update(1.0)
@@ -206,6 +207,6 @@ def step_alone(model_stage: ModelStage, plan: TrainingPlan) -> float:
     for kind, microbatch in plan.schedules[0].order[0]:
         model_stage.run_op(kind, microbatch, None)
     model_stage.unscale()
-    norm = GradientNorm(plan, 0).norm_and_clip(model_stage.gradients(), {})
+    norm = GradientNorm(plan, 0).clip_grad_norm_(model_stage.gradients.current, {})
     model_stage.update(norm)
     return norm

@@ -18,8 +18,8 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.runtime.model_stage import require_executable  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -118,8 +118,8 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
     from planner.executor.runtime.model_stage import ModelStage
 
     model_stage = ModelStage(make_plan([[0, 1]]), 0, torch.device("cpu"), OptimizerConfig())
-    assert model_stage.low_precision_stage._module is model_stage.stage
-    assert model_stage.low_precision_stage.cast == []
+    assert model_stage.module.low_precision_stage._module is model_stage.module.stage
+    assert model_stage.module.low_precision_stage.cast == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -129,21 +129,22 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
 
     plan = make_plan([[0, 1]], workload=tiny())
     model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
-    layers = [p for name, p in model_stage.stage.named_parameters() if not name.startswith("stem")]
-    rounded = sum(weight.nbytes for weight in model_stage.low_precision_stage.cast)
+    named = model_stage.module.stage.named_parameters()
+    layers = [p for name, p in named if not name.startswith("stem")]
+    rounded = sum(weight.nbytes for weight in model_stage.module.low_precision_stage.cast)
     assert rounded == 2 * sum(p.numel() for p in layers)
     model_stage.begin(0, plan.schedules[0])
     sent = model_stage.run_op("F", 0, None)
     assert sent.dtype == torch.bfloat16
     model_stage.run_op(
-        "B", 0, torch.randn(model_stage.activation_codec.shape, dtype=torch.bfloat16)
+        "B", 0, torch.randn(model_stage.operations.activation_codec.shape, dtype=torch.bfloat16)
     )
     model_stage.update()
-    assert {t.dtype for t in model_stage.state().values()} == {torch.float32}
+    assert {t.dtype for t in model_stage.state_dict().values()} == {torch.float32}
     model_stage.begin(1, plan.schedules[0])
     assert not torch.equal(model_stage.run_op("F", 0, None), sent)
     other = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
-    other.load_state(model_stage.state())
+    other.load_state_dict(model_stage.state_dict())
     for one in (model_stage, other):
         one.begin(1, plan.schedules[0])
     assert torch.equal(model_stage.run_op("F", 1, None), other.run_op("F", 1, None))
@@ -156,13 +157,13 @@ def test_calibration_measures_in_the_plans_format() -> None:
 
     plan = make_plan([[0, 1]], workload=tiny())
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
-    before = {name: value.clone() for name, value in model_stage.state().items()}
+    before = {name: value.clone() for name, value in model_stage.state_dict().items()}
     used: set[object] = set()
-    for computed in (model_stage.low_precision_stage, model_stage.low_precision_head):
+    for computed in (model_stage.module.low_precision_stage, model_stage.module.low_precision_head):
         computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
     times = measure_compute(model_stage)
     assert used == {torch.bfloat16} and min(times.values()) > 0
-    assert all(torch.equal(value, before[name]) for name, value in model_stage.state().items())
+    assert all(torch.equal(value, before[name]) for name, value in model_stage.state_dict().items())
 
 
 def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:

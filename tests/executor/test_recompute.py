@@ -39,25 +39,28 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     model_stage.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
     given = [
-        torch.randn(model_stage.activation_codec.shape, generator=generator)
+        torch.randn(model_stage.operations.activation_codec.shape, generator=generator)
         for _ in range(3 * FLIGHT)
     ]
-    after, made, kept = [], [], model_stage.saved_tensors
+    after, made, kept = [], [], model_stage.operations.saved_tensors
     for b in range(FLIGHT):
         made.append(model_stage.run_op("F", b, None if stage == 0 else given[b].clone()))
         after.append(kept.update())
     held = sum(
-        t.nbytes for pair in model_stage._activations.values() for t in pair if t is not None
+        t.nbytes
+        for pair in model_stage.operations._activations.values()
+        for t in pair
+        if t is not None
     )
-    heads = model_stage.head is not None
+    heads = model_stage.module.head is not None
     for b in range(FLIGHT if heads else 0):
         here = head == "last"
         made.append(model_stage.run_op("H", b, None if here else given[FLIGHT + b].clone()))
     for b in range(FLIGHT):
         own = heads and head == "last"
         made.append(model_stage.run_op("B", b, None if own else given[-1 - b].clone()))
-    assert kept.update() == 0 and not model_stage._activations
-    return after, kept.peak_bytes, held, [*made, model_stage.gradients().clone()]
+    assert kept.update() == 0 and not model_stage.operations._activations
+    return after, kept.peak_bytes, held, [*made, model_stage.gradients.current.clone()]
 
 
 def costs_of(stage: int, head: str) -> StageCosts:
@@ -92,7 +95,7 @@ def test_calibration_measures_without_recomputation() -> None:
             plan_of("last", does), 1, torch.device("cpu"), OptimizerConfig(1e-3)
         )
         graphs: list[bool] = []
-        model_stage.stage.register_forward_hook(
+        model_stage.module.stage.register_forward_hook(
             lambda _, __, output, found=graphs: found.append(output.requires_grad)
         )
         times = measure_compute(model_stage)

@@ -52,12 +52,17 @@ def test_activations_are_as_many_bytes_as_planned(
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
     model_stage.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
+    saved = model_stage.operations.saved_tensors
     for b in (1, 2):
         model_stage.run_op(
-            "F", b - 1, torch.randn(model_stage.activation_codec.shape, dtype=model_stage.dtype)
+            "F",
+            b - 1,
+            torch.randn(
+                model_stage.operations.activation_codec.shape, dtype=model_stage.module.dtype
+            ),
         )
-        assert model_stage.saved_tensors.peak_bytes == pytest.approx(b * planned, rel=TOLERANCE)
-    assert model_stage.saved_tensors.update() < model_stage.saved_tensors.peak_bytes
+        assert saved.peak_bytes == pytest.approx(b * planned, rel=TOLERANCE)
+    assert saved.update() < saved.peak_bytes
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -111,8 +116,8 @@ def test_planned_memory_is_the_peak(
     )
     plan = make_plan([[0, 1]], workload=workload).replace(recompute=(again, again))
     model_stage = ModelStage(plan, stage, torch.device("cpu"), OptimizerConfig())
-    model_stage._counts_memory = False
-    before = [*model_stage.weights, model_stage.gradients()]
+    model_stage.operations._counts_memory = False
+    before = [*model_stage.module.weights, model_stage.gradients.current]
     live = LiveBytes(before)
     for step in range(2):
         with live:
@@ -146,22 +151,24 @@ def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
         monkeypatch.setattr("planner.workload.layers.MAX_LOGITS", max_logits)
         uncached = Workload.from_dict(workload.to_dict())
         model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
-        model_stage._counts_memory = False
-        before = [*model_stage.weights, model_stage.gradients()]
+        model_stage.operations._counts_memory = False
+        before = [*model_stage.module.weights, model_stage.gradients.current]
         live = LiveBytes(before)
         torch.manual_seed(1)
-        message = torch.randn(model_stage.activation_codec.message[0]).to(model_stage.dtype)
+        message = torch.randn(model_stage.operations.activation_codec.message[0]).to(
+            model_stage.module.dtype
+        )
         with live:
             model_stage.begin(0, plan.schedules[0])
             model_stage.run_op("F", 0, message)
             received = model_stage.run_op("H", 0, None)
             model_stage.run_op("B", 0, received)
         losses.append(model_stage.loss())
-        gradients.append(model_stage.gradients().clone())
+        gradients.append(model_stage.gradients.current.clone())
         costs = stage_costs(uncached, *plan.stage_layers[1], with_head=True)
         planned = costs.need_bytes(1) - WorkingMemory.of_workload(uncached).messages
         # without moments, which the first update creates
-        planned -= 8 * model_stage.gradients().numel()
+        planned -= 8 * model_stage.gradients.current.numel()
         most = live.most + sum(t.nbytes for t in before)
         assert most <= planned <= 1.05 * most, (most, planned)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -180,11 +187,11 @@ def test_calibration_measures_the_head_as_it_runs(monkeypatch: pytest.MonkeyPatc
     workload = Workload.transformer("words", arch, batch_samples=1, microbatch_samples=1)
     plan = make_plan([[0, 1]], workload=workload)
     model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
-    before = [*model_stage.weights, model_stage.gradients()]
+    before = [*model_stage.module.weights, model_stage.gradients.current]
     # copies of parameters for the optimizer's measurement come later
     monkeypatch.setattr("planner.profiling.calibrate.REPEATS", 1)
     live = LiveBytes(before)
-    optimizer_bytes = 4 * 4 * model_stage.gradients().numel()
+    optimizer_bytes = 4 * 4 * model_stage.gradients.current.numel()
     with live:
         measure_compute(model_stage)
     all_logits = 4 * arch.sequence * arch.vocabulary
@@ -203,7 +210,7 @@ def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     plan = make_plan(grid, workload=workload)
     for rank in grid[0]:
         model_stage = ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig())
-        rounded = sum(t.nbytes for t in model_stage.weights if t.dtype is torch.bfloat16)
+        rounded = sum(t.nbytes for t in model_stage.module.weights if t.dtype is torch.bfloat16)
         layers, head = plan.stage_layers[rank], rank == grid[0][-1]
         costs = stage_costs(workload, *layers, with_head=head)
         parameters = costs.gradient_bytes / workload.gradient_bytes_per_parameter
@@ -216,7 +223,9 @@ def work(model_stage: ModelStage, stage: int) -> None:
     """F of three microbatches, then the rest of each."""
 
     def come() -> Tensor:
-        made: Tensor = torch.randn(model_stage.activation_codec.shape, dtype=model_stage.dtype)
+        made: Tensor = torch.randn(
+            model_stage.operations.activation_codec.shape, dtype=model_stage.module.dtype
+        )
         return made
 
     for b in range(3):

@@ -138,7 +138,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
         samples.count_microbatch()
     assert samples.gradient_scale(0) == 2
     samples.commit_step()
-    again.load_state(samples.state())
+    again.load_state_dict(samples.state_dict())
     for one in (samples, again):
         one.begin(plan.schedules[0])
         one.count_microbatch()
@@ -152,8 +152,8 @@ def test_samples_are_counted_as_they_are_done() -> None:
         one.commit_step()
         assert one.pseudo_gradient_microbatches == 5 and one.pseudo_gradient_weight(1) == 5 / 16
         one.commit_outer_step()
-        assert one.pseudo_gradient_microbatches == 0 and one.state()["outer/samples"] == 1
-    again.load_state({})
+        assert one.pseudo_gradient_microbatches == 0 and one.state_dict()["outer/samples"] == 1
+    again.load_state_dict({})
     assert again.pseudo_gradient_weight(3) == 0
 
 

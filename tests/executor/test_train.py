@@ -197,7 +197,7 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
 
 def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
     """Four peers in two rounds of pairs; rounds that mix too little are refused."""
-    from planner.executor.runtime.model_stage import require_executable
+    from planner.executor.runtime.stage_module import require_executable
     from planner.training_plan.averaging_group import AveragingGroup
     from planner.training_plan.error import PlanError
 

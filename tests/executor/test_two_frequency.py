@@ -192,10 +192,10 @@ def test_samples_of_devices_that_are_as_one() -> None:
         c.pseudo_gradient_microbatches / 14 for c in counts[:3]
     ]
     # who comes has what the one has that it is as one with
-    counts[3].load_state(counts[2].state())
+    counts[3].load_state_dict(counts[2].state_dict())
     assert counts[3].pseudo_gradient_microbatches == counts[2].pseudo_gradient_microbatches
     counts[3].commit_outer_step()
-    assert counts[3].state().keys() == {SAMPLES}
+    assert counts[3].state_dict().keys() == {SAMPLES}
 
 
 @settings(max_examples=50, deadline=None)
@@ -226,7 +226,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     def come(name: str) -> None:
         near = next((region for region in regions if name in region), set()) & there
         giver = min(near or there)
-        counts[name].load_state(counts[giver].state())
+        counts[name].load_state_dict(counts[giver].state_dict())
         if not near:
             counts[name].reset_counts()
         there.add(name)
@@ -268,7 +268,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
         else:
             step(follow(), what == "step")
         for k, region in enumerate(regions):
-            states = [counts[name].state() for name in region & there]
+            states = [counts[name].state_dict() for name in region & there]
             assert all(float(state[SAMPLES]) == expected[k] for state in states)
             assert all(PSEUDO_GRADIENT_MICROBATCHES not in state for state in states)
 

@@ -122,9 +122,11 @@ def our_logits(stage_modules: list[ModelStage], tokens: Tensor) -> Any:
     x = tokens
     with torch.no_grad():
         for model_stage in stage_modules:
-            x = model_stage.stage(x)
+            x = model_stage.module.stage(x)
         head = next(
-            model_stage.head for model_stage in stage_modules if model_stage.head is not None
+            model_stage.module.head
+            for model_stage in stage_modules
+            if model_stage.module.head is not None
         )
         return head.project(head.norm(x))
 
@@ -154,7 +156,7 @@ def export_of(
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
     for rank, model_stage in enumerate(stage_modules):
-        written |= export.write(rank, model_stage.named_parameters())
+        written |= export.write(rank, dict(model_stage.module.named_parameters()))
     export.finish(written)
 
 
@@ -502,8 +504,8 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
     folder = saved("llama tied", tmp_path)
     plan = plan_for(folder, [[0, 1]])
     first, last = (make_model_stage(plan, rank, folder) for rank in range(2))
-    assert first.stage.stem is not None and last.head is not None
-    assert torch.equal(last.head.project.weight, first.stage.stem.tokens.weight)
+    assert first.module.stage.stem is not None and last.module.head is not None
+    assert torch.equal(last.module.head.project.weight, first.module.stage.stem.tokens.weight)
     assert first.tied_values == last.tied_values == plan.workload.tied_parameters > 0
     bare = plan.replace(averaging=plan.averaging[:2])
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with this release"):
@@ -512,8 +514,8 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with --head first"):
         make_model_stage(rare, 0, folder)
     model_stage = make_model_stage(plan_for(folder, [[0, 1]], "first"), 0, folder)
-    assert model_stage.head is not None and model_stage.stage.stem is not None
-    assert model_stage.head.project.weight is model_stage.stage.stem.tokens.weight
+    assert model_stage.module.head is not None and model_stage.module.stage.stem is not None
+    assert model_stage.module.head.project.weight is model_stage.module.stage.stem.tokens.weight
 
 
 def test_files_of_the_bare_model(tmp_path: Path) -> None:
@@ -552,9 +554,9 @@ def test_a_tied_model_with_a_head_in_its_file(
     path = folder / "model.safetensors"
     tensors = {name: read_tensor(path, place) for name, place in read_entries(path).items()}
     tokens = tensors["model.embed_tokens.weight"]
-    want = make_model_stage(plan, stages - 1, folder).head.project.weight
+    want = make_model_stage(plan, stages - 1, folder).module.head.project.weight
     write_tensors(path, tensors | {"lm_head.weight": tokens.clone()})
-    assert torch.equal(make_model_stage(plan, stages - 1, folder).head.project.weight, want)
+    assert torch.equal(make_model_stage(plan, stages - 1, folder).module.head.project.weight, want)
     write_tensors(path, tensors | {"lm_head.weight": -50 * tokens})
     said = "'lm_head.weight' is not the embedding, although config.json says tie_word_embeddings"
     with pytest.raises(WeightsError, match=said):

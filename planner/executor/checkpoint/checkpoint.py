@@ -1,7 +1,7 @@
-"""Checkpoints: one file of tensors per device, and an index written when all are complete.
+"""Saving checkpoints and resuming from them.
 
-``FOLDER/step-000020/`` holds the state after 20 steps. The folder may be shared by all nodes or
-local to each: every rank writes the same index next to its shard.
+The folder may be shared by all nodes or local to each: every rank writes the same index next to its
+shard, when all shards are complete.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.executor.checkpoint.checkpoint_files import (
+    VERSION,
+    CheckpointError,
+    CheckpointFiles,
+    complete_checkpoints,
+    started_checkpoints,
+)
 from planner.executor.checkpoint.reshard import description, differences, source_shards
-from planner.executor.checkpoint.safetensors_io import read_tensors, write_tensors
+from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.rendezvous.rank_group import RankGroup
@@ -30,15 +37,8 @@ from planner.utils.atomic_write import write_text
 from planner.utils.output_files import NO_ROOM, make_writable
 from planner.utils.refusal import Refusal
 
-INDEX = "index.json"
-VERSION = 3
-SHARD = "device-"
 MAX_KEPT = 2
 """Number of complete checkpoints kept."""
-
-
-class CheckpointError(Refusal):
-    """A checkpoint that cannot be resumed from."""
 
 
 class CheckpointManager:
@@ -93,66 +93,64 @@ class CheckpointManager:
 
     def save(self, step: int) -> None:
         """Write a checkpoint after a step; a collective call."""
-        done = step + 1
-        target = _checkpoint_folder(self._folder, done)
+        files = CheckpointFiles(self._folder, step + 1)
+        name = f"checkpoint/{files.steps}"
         entries = [
-            json.loads(t)
-            for t in self._ranks.all_gather(f"checkpoint/{done}", self._write_shard(target, done))
+            json.loads(text) for text in self._ranks.all_gather(name, self._write_shard(files))
         ]
         failed = [(rank, t["error"]) for rank, t in enumerate(entries) if t.get("error")]
         if not failed:
-            shards = {_shard_name(r): t for r, t in enumerate(entries) if t}
+            shards = {files.shard(r).name: t for r, t in enumerate(entries) if t}
             # any rank that reads data knows the position
             data = next((one["data"] for one in shards.values() if "data" in one), None)
-            index = self._index | {"steps": done, "data": data, "shards": shards}
+            index = self._index | {"steps": files.steps, "data": data, "shards": shards}
             # all or none: one rank without it makes the checkpoint of all incomplete
-            error = self._write_index(target, json.dumps(index, indent=1))
-            errors = self._ranks.all_gather(f"checkpoint/{done}/index", error)
+            error = self._write_index(files, json.dumps(index, indent=1))
+            errors = self._ranks.all_gather(f"{name}/index", error)
             failed = [(rank, error) for rank, error in enumerate(errors) if error]
         if failed:
-            self._discard(target, done, *failed[0])
+            self._discard(files, *failed[0])
             return
-        self._on_complete(done)
-        recent = _complete_steps(self._folder)[-MAX_KEPT:]
+        self._on_complete(files.steps)
+        recent = complete_checkpoints(self._folder)[-MAX_KEPT:]
         # without an index: incomplete because a device was lost
-        for old in _started_steps(self._folder):
-            place = _checkpoint_folder(self._folder, old)
-            if old < done and old not in recent and _is_checkpoint(place):
-                shutil.rmtree(place, ignore_errors=True)
+        for old in started_checkpoints(self._folder):
+            if old.steps < files.steps and old not in recent and not old.has_foreign_files():
+                shutil.rmtree(old.path, ignore_errors=True)
 
-    def _write_shard(self, target: Path, done: int) -> str:
+    def _write_shard(self, files: CheckpointFiles) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._model_stage is None:
             return "{}"
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            path, data = target / _shard_name(self._ranks.rank), self._model_stage.data
-            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state())}
+            files.path.mkdir(parents=True, exist_ok=True)
+            path, data = files.shard(self._ranks.rank), self._model_stage.data
+            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state_dict())}
             if data is not None:
-                entry["data"] = {"says": data.description, "position": data.position(done)}
+                entry["data"] = {"says": data.description, "position": data.position(files.steps)}
             return json.dumps(entry)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 
-    def _write_index(self, target: Path, index: str) -> str:
+    def _write_index(self, files: CheckpointFiles, index: str) -> str:
         """Write the index; returns why it failed, or nothing."""
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            write_text(target / INDEX, index)
+            files.path.mkdir(parents=True, exist_ok=True)
+            write_text(files.index, index)
         except OSError as error:
             return error.strerror or str(error)
         return ""
 
-    def _discard(self, target: Path, done: int, rank: int, why: str) -> None:
+    def _discard(self, files: CheckpointFiles, rank: int, why: str) -> None:
         """Continue the run without this checkpoint."""
-        for name in (INDEX, _shard_name(self._ranks.rank)):
+        for path in (files.index, files.shard(self._ranks.rank)):
             with suppress(OSError):
-                (target / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         with suppress(OSError):
-            target.rmdir()  # by the last one
+            files.path.rmdir()  # by the last one
         if self._ranks.rank in (0, rank):
             print(
-                f"planner.executor: no checkpoint after {done} steps: device "
+                f"planner.executor: no checkpoint after {files.steps} steps: device "
                 f"{self._ranks.name(rank)!r}: {why}; the run continues",
                 file=sys.stderr,
                 flush=True,
@@ -164,11 +162,11 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
 
     A full disk is not refused: it costs checkpoints, not the run.
     """
-    steps = _complete_steps(folder)
-    if steps and (resumed is None or resumed.resolve() != folder.resolve()):
+    complete = complete_checkpoints(folder)
+    if complete and (resumed is None or resumed.resolve() != folder.resolve()):
         raise CheckpointError(
-            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; continue "
-            f"from there with --resume {folder}, or name another folder"
+            f"--checkpoint {folder}: holds checkpoints, the last after {complete[-1].steps} steps; "
+            f"continue from there with --resume {folder}, or name another folder"
         )
     try:
         make_writable(folder)
@@ -193,13 +191,13 @@ def resume(
     Optimizer settings must be the same, unless none of the run's ``steps`` is left. A collective
     call; returns the number of steps done.
     """
-    done = _latest_common_step(folder, plan, ranks, model_stage)
+    files = _latest_common(folder, plan, ranks, model_stage)
     if model_stage is None:
-        return done
-    index, path = _index(folder, done)
+        return files.steps
+    index, path = files.read_index(), files.index
     same_plan = index["plan"] == plan.content_hash
-    changes = [] if same_plan else _require_same_model(path, index, plan, done)
-    for name, value in settings.items() if done < steps else ():
+    changes = [] if same_plan else _require_same_model(files, index, plan)
+    for name, value in settings.items() if files.steps < steps else ():
         if (was := index["settings"].get(name)) != value:
             option = f"--{name.replace('_', '-')}"
             raise CheckpointError(
@@ -207,40 +205,40 @@ def resume(
                 f"{was}"
             )
     if same_plan:
-        model_stage.load_state(_read(folder, done, ranks.rank, index))
+        model_stage.load_state_dict(files.read_shard(ranks.rank, index))
     else:
-        model_stage.load_state(_read_resharded(folder, done, index, plan, ranks.rank, model_stage))
+        model_stage.load_state_dict(_read_resharded(files, index, plan, ranks.rank, model_stage))
     if model_stage.data is not None:
-        _restore_position(model_stage.data, index["data"], path)
+        _restore_position(model_stage.data, index["data"], files)
     if not same_plan and ranks.rank == min(plan.stage_of):
         changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
-            f"planner.executor: resuming at step {done} from plan {index['plan'][:12]} with plan "
-            f"{plan.content_hash[:12]}{changed}",
+            f"planner.executor: resuming at step {files.steps} from plan {index['plan'][:12]} with "
+            f"plan {plan.content_hash[:12]}{changed}",
             file=sys.stderr,
             flush=True,
         )
-    return done
+    return files.steps
 
 
-def _latest_common_step(
+def _latest_common(
     folder: Path, plan: TrainingPlan, ranks: RankGroup, model_stage: ModelStage | None
-) -> int:
-    """Steps of the newest checkpoint that all ranks with a stage have; a collective call."""
+) -> CheckpointFiles:
+    """The newest checkpoint that all ranks with a stage have; a collective call."""
     complete = [
         # the index has the digests of all shards
-        (steps, file_digest(_checkpoint_folder(folder, steps) / INDEX))
-        for steps in _complete_steps(folder)
-        if model_stage is None or _has_all(folder, steps, plan, ranks.rank, model_stage)
+        (files.steps, file_digest(files.index))
+        for files in complete_checkpoints(folder)
+        if model_stage is None or _can_load(files, plan, ranks.rank, model_stage)
     ]
-    everywhere: list[set[tuple[int, str]]] = [
+    by_rank: list[set[tuple[int, str]]] = [
         set(map(tuple, json.loads(text)))
         for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    held = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
-    common = set.intersection(*held)
-    numbers = set.intersection(*({steps for steps, _ in found} for found in held))
+    loadable = [found for rank, found in enumerate(by_rank) if rank in plan.stage_of]
+    common = set.intersection(*loadable)
+    numbers = set.intersection(*({steps for steps, _ in found} for found in loadable))
     if numbers and not common:
         raise CheckpointError(
             f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
@@ -252,26 +250,26 @@ def _latest_common_step(
             "that was given with --checkpoint, and after another plan bring the nodes' folders "
             "together"
         )
-    return max(common)[0]
+    return CheckpointFiles(folder, max(common)[0])
 
 
-def _restore_position(data: Microbatches, saved: dict[str, Any], path: Path) -> None:
+def _restore_position(data: Microbatches, saved: dict[str, Any], files: CheckpointFiles) -> None:
     """Continue at the saved position in the data, which must be the same."""
     try:
         description, position = str(saved["says"]), [int(number) for number in saved["position"]]
     except (KeyError, TypeError, ValueError):
-        raise _unreadable(path, "no position in the data") from None
+        raise files.unreadable("no position in the data") from None
     if description != data.description:
         raise CheckpointError(
-            f"{path}: was trained on {description}, this run has {data.description}; give the same "
-            "--data, --tokenizer and --shuffle, with the release that wrote it"
+            f"{files.index}: was trained on {description}, this run has {data.description}; give "
+            "the same --data, --tokenizer and --shuffle, with the release that wrote it"
         )
     data.seek(position)
 
 
 def require_checkpoint(folder: Path) -> None:
     """Refuse a folder without checkpoint before anything starts."""
-    if not _complete_steps(folder):
+    if not complete_checkpoints(folder):
         raise CheckpointError(
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
             "with --checkpoint, or leave --resume out"
@@ -282,7 +280,9 @@ def latest_step(folder: Path, ranks: Iterable[int]) -> int:
     """Steps of the newest complete checkpoint with the shards of all these ranks."""
     required = tuple(ranks)
     complete = [
-        s for s in _complete_steps(folder) if all(_has(folder, s, rank) for rank in required)
+        files.steps
+        for files in complete_checkpoints(folder)
+        if all(files.shard(rank).is_file() for rank in required)
     ]
     if not complete:
         raise CheckpointError(
@@ -298,21 +298,23 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     Returns
     -------
     dict[str, Tensor]
-        As from `ModelStage.state`.
+        As from `ModelStage.state_dict`.
     """
-    index, path = _index(folder, steps)
+    files = CheckpointFiles(folder, steps)
+    index = files.read_index()
     if index["plan"] != plan.content_hash:
         raise CheckpointError(
-            f"{path}: is of plan {index['plan'][:12]}, this is plan {plan.content_hash[:12]}; give "
-            "the plan that was run"
+            f"{files.index}: is of plan {index['plan'][:12]}, this is plan "
+            f"{plan.content_hash[:12]}; give the plan that was run"
         )
-    return _read(folder, steps, rank, index)
+    return files.read_shard(rank, index)
 
 
 def _require_same_model(
-    path: Path, index: dict[str, Any], plan: TrainingPlan, done: int
+    files: CheckpointFiles, index: dict[str, Any], plan: TrainingPlan
 ) -> list[tuple[str, Any, Any]]:
     """Refuse a checkpoint of another model; returns differences in training."""
+    path = files.index
     ours = json.loads(json.dumps(description(plan)))  # as a file has it
     for name, was, now in differences(index["model"], ours["model"]):
         raise CheckpointError(
@@ -325,18 +327,17 @@ def _require_same_model(
                 f"{path}: {of} plan applies outer steps a step late (sync.delayed), and only the "
                 "plan that wrote such a checkpoint can resume from it; use that plan"
             )
-        if done % int(sync["every_steps"]):
+        if files.steps % int(sync["every_steps"]):
             raise CheckpointError(
-                f"{path}: {done} steps were done, {of} plan averages every {sync['every_steps']} "
-                "steps, and another plan can resume only after an outer step; write checkpoints "
-                "with --every a multiple of it"
+                f"{path}: {files.steps} steps were done, {of} plan averages every "
+                f"{sync['every_steps']} steps, and another plan can resume only after an outer "
+                "step; write checkpoints with --every a multiple of it"
             )
     return differences(index["training"], ours["training"])
 
 
 def _read_resharded(
-    folder: Path,
-    steps: int,
+    files: CheckpointFiles,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
@@ -344,17 +345,17 @@ def _read_resharded(
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
-    for device, names in _source_shards(folder, steps, index, plan, rank, model_stage).items():
+    for device, names in _source_shards(files, index, plan, rank, model_stage).items():
 
         def wanted(key: str, names: dict[str, str] = names) -> bool:
             return key in (SCALE, GROWTH_TRACKER) or (
                 not key.startswith(MEAN) and key.rpartition("/")[2] in names
             )
 
-        for key, tensor in _read(folder, steps, device, index, wanted).items():
+        for key, tensor in files.read_shard(device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
-    for key in () if model_stage.outer is None else model_stage.outer.state():
+    for key in () if model_stage.outer is None else model_stage.outer.state_dict():
         if key in tensors:
             continue
         # the checkpoint has no outer optimizer: start one
@@ -366,108 +367,30 @@ def _read_resharded(
 
 
 def _source_shards(
-    folder: Path,
-    steps: int,
+    files: CheckpointFiles,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
     model_stage: ModelStage,
 ) -> dict[int, dict[str, str]]:
     try:
-        return source_shards(index["holds"], plan, rank, model_stage.named_parameters())
+        names = [name for name, _ in model_stage.module.named_parameters()]
+        return source_shards(index["holds"], plan, rank, names)
     except Refusal as error:
-        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, str(error)) from None
+        raise files.unreadable(str(error)) from None
 
 
-def _has_all(
-    folder: Path, steps: int, plan: TrainingPlan, rank: int, model_stage: ModelStage
+def _can_load(
+    files: CheckpointFiles, plan: TrainingPlan, rank: int, model_stage: ModelStage
 ) -> bool:
-    """Whether the files that a rank needs are here; their content is validated when read."""
+    """Whether the shards that a rank needs are here; their content is validated when read."""
     try:
-        index, _ = _index(folder, steps)
+        index = files.read_index()
     except CheckpointError:
-        return _has(folder, steps, rank)
+        return files.shard(rank).is_file()
     if index["plan"] == plan.content_hash:
-        return _has(folder, steps, rank)
+        return files.shard(rank).is_file()
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _source_shards(folder, steps, index, plan, rank, model_stage)
-    return all(_has(folder, steps, device) for device in needed)
-
-
-def _read(
-    folder: Path,
-    steps: int,
-    rank: int,
-    index: dict[str, Any],
-    wanted: Callable[[str], bool] | None = None,
-) -> dict[str, Tensor]:
-    name = _shard_name(rank)
-    try:
-        sha256 = str(index["shards"][name]["sha256"])
-    except (KeyError, TypeError):
-        raise _unreadable(_checkpoint_folder(folder, steps) / INDEX, f"no {name}") from None
-    return read_tensors(_checkpoint_folder(folder, steps) / name, sha256, wanted)
-
-
-def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
-    """The index of a checkpoint, and its path."""
-    path = _checkpoint_folder(folder, steps) / INDEX
-    try:
-        index: dict[str, Any] = json.loads(path.read_text())
-        version, index["plan"] = index["version"], str(index["plan"])
-    except KeyError as error:
-        raise _unreadable(path, f"no {error.args[0]}") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise _unreadable(path, str(error)) from None
-    if version != VERSION:
-        raise CheckpointError(
-            f"{path}: has version {version}, this release reads {VERSION}; resume with the "
-            "release that wrote it"
-        )
-    for name in ("settings", "data", "model", "training", "holds"):
-        if not isinstance(index.get(name), dict):
-            raise _unreadable(path, f"no {name}")
-    sync = index["training"].get("sync")
-    if not isinstance(sync, dict) or not isinstance(sync.get("every_steps"), int):
-        raise _unreadable(path, "no training.sync")
-    return index, path
-
-
-def _unreadable(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: cannot be read ({why}); delete this checkpoint, so that an earlier one is taken"
-    )
-
-
-def _checkpoint_folder(folder: Path, steps: int) -> Path:
-    return folder / f"step-{steps:06d}"
-
-
-def _shard_name(rank: int) -> str:
-    return f"{SHARD}{rank:04d}.safetensors"
-
-
-def _is_checkpoint(place: Path) -> bool:
-    """Whether a folder contains only files of checkpoints, or temporary ones."""
-    try:
-        names = [path.name for path in place.iterdir()]
-    except OSError:  # a file, or another rank has just taken it away
-        return False
-    return all(name.lstrip(".").startswith((SHARD, INDEX)) for name in names)
-
-
-def _has(folder: Path, steps: int, rank: int) -> bool:
-    return (_checkpoint_folder(folder, steps) / _shard_name(rank)).is_file()
-
-
-def _complete_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints that have an index, ascending."""
-    started = _started_steps(folder)
-    return [steps for steps in started if (_checkpoint_folder(folder, steps) / INDEX).is_file()]
-
-
-def _started_steps(folder: Path) -> list[int]:
-    """Steps of all checkpoints, ascending."""
-    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    needed = _source_shards(files, index, plan, rank, model_stage)
+    return all(files.shard(device).is_file() for device in needed)

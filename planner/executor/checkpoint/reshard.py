@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.executor.runtime.model import EMBEDDING, PROJECTION
-from planner.executor.runtime.model_stage import has_head
+from planner.executor.runtime.stage_module import has_head
 from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.utils.refusal import Refusal
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from planner.executor.checkpoint.safetensors_io import NAMES, TYPES
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
@@ -24,9 +25,6 @@ from planner.executor.transport.connections import (
 )
 
 LENGTH = struct.Struct("!Q")
-DTYPES = {
-    str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16)
-}
 
 
 def transfer_state(
@@ -42,11 +40,11 @@ def transfer_state(
         if ranks.rank == source:
             data = model_stage.data
             data_position = None if data is None else list(data.position(steps))
-            _send(connection, model_stage.state(), data_position)
+            _send(connection, model_stage.state_dict(), data_position)
             receive_into(connection, memoryview(bytearray(1)))  # until all is there
         else:
             state, data_position = _receive(connection)
-            model_stage.load_state(state)
+            model_stage.load_state_dict(state)
             if model_stage.data is not None and data_position is not None:
                 model_stage.data.seek(data_position)
             send_all(connection, memoryview(b"!"))
@@ -56,7 +54,7 @@ def _send(
     connection: Connection, state: Mapping[str, Tensor], data_position: list[int] | None
 ) -> None:
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in state.items()}
-    formats = {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
+    formats = {name: [NAMES[t.dtype], list(t.shape)] for name, t in tensors.items()}
     header = json.dumps({"data_position": data_position, "tensors": formats}).encode()
     send_all(connection, memoryview(LENGTH.pack(len(header))), memoryview(header))
     for tensor in tensors.values():
@@ -71,7 +69,7 @@ def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | Non
     header = json.loads(text.decode())
     state = {}
     for name, (dtype, shape) in header["tensors"].items():
-        tensor = torch.empty(shape, dtype=DTYPES[dtype])
+        tensor = torch.empty(shape, dtype=TYPES[dtype])
         receive_into(connection, as_bytes(tensor))
         state[name] = tensor
     return state, header["data_position"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -16,9 +15,9 @@ from planner.executor.comm.p2p import WorkerThread
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.transport.connections import DuplexChannels, send_all, send_nowait
 
-HEAD = struct.Struct("!I")
-"""Header of a chunk: its number, with flag `RETURN` for a sum."""
-RETURN = 1 << 31
+HEADER = struct.Struct("!I")
+"""Header of a chunk: its number, with the flag `GATHERED` in the all-gather phase."""
+GATHERED = 1 << 31
 READY = (1 << 32) - 1
 """In place of a chunk: the member's gradients are ready."""
 EMPTY = memoryview(b"")
@@ -41,7 +40,7 @@ class SendQueue:
 
     def send(self, header: int, message: memoryview) -> None:
         """Send a chunk after everything queued before."""
-        left = [memoryview(HEAD.pack(header)), message]
+        left = [memoryview(HEADER.pack(header)), message]
         with self._lock:
             if not self._waiting:
                 left = send_nowait(self._connection, *left)
@@ -52,7 +51,7 @@ class SendQueue:
         """As `send`, for a chunk that the thread encodes first."""
 
         def job() -> None:
-            send_all(self._connection, memoryview(HEAD.pack(header)), encode())
+            send_all(self._connection, memoryview(HEADER.pack(header)), encode())
 
         with self._lock:
             self._submit(job)
@@ -115,7 +114,7 @@ class AllReduceLinks:
         self.incoming = channels.incoming
         self.error_latch = error_latch
         self.changed = threading.Condition()
-        self.error_latch.on_failure(self._wake)
+        self.error_latch.notify_on_failure(self.changed)
         self.send_queues = {
             d: SendQueue(connection, f"averaging to {d}", self.error_latch)
             for d, connection in channels.outgoing.items()
@@ -135,15 +134,12 @@ class AllReduceLinks:
         """Notify a rank that this one will be ready for its next round when the message arrives."""
         self.send_queues[rank].send(READY, EMPTY)
 
-    def wait_until(self, done: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait until ``done`` returns true or a time has passed; raises errors of the threads."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+    def wait_until(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Wait for a condition, or until a time has passed; raises errors of the threads."""
         with self.changed:
-            while self.error_latch.error is None and not done():
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0.0:
-                    break
-                self.changed.wait(left)
+            self.changed.wait_for(
+                lambda: self.error_latch.error is not None or predicate(), timeout_s
+            )
         self.error_latch.check()
 
     def finish(self) -> None:
@@ -152,7 +148,3 @@ class AllReduceLinks:
             queue.finish()
         for receiver in self.receivers.values():
             receiver.finish()
-
-    def _wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()

@@ -2,7 +2,7 @@
 
 Chunks must be small: beyond its slowest link, a round takes the time of a chunk to fill and drain.
 They must not be too many: each costs messages. The window must cover the longest round-trip time,
-or links idle while waiting for returns.
+or links idle while waiting for gathered chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Chunking:
     chunks
         Number of chunks of every share; chunks of all shares with the same number travel together.
     window
-        Chunks that a member sends beyond those returned completely.
+        Chunks that a member sends beyond those gathered completely.
     start_early_s
         Time after its own readiness at which a member starts even if others have not reported
         theirs; None to always wait.
@@ -87,13 +87,13 @@ def choose_chunking(
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
     """Seconds in which the fullest link or device carries the bytes of a round."""
-    contributions, returns = _sent(group, vector_bytes)
-    return float(_seconds(contributions + returns, group, cluster).max())
+    contributions, gathered = _sent(group, vector_bytes)
+    return float(_seconds(contributions + gathered, group, cluster).max())
 
 
 def planned_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
     """Seconds of a round as in the plan, on otherwise idle links."""
-    return round_s(group, vector_bytes, cluster) + return_s(group, cluster)
+    return round_s(group, vector_bytes, cluster) + planned_round_trip_s(group, cluster)
 
 
 def round_end_s(
@@ -101,23 +101,22 @@ def round_end_s(
 ) -> float:
     """End of a round whose members begin at given times, with each link's own latency.
 
-    Contributions go first, returns follow as sums are ready. A link has finished both no sooner
-    than its bytes take, and the last return no sooner than after the last contribution to its
+    Contributions go first, sums follow as they are ready. A link has finished both no sooner
+    than its bytes take, and the last sum no sooner than after the last contribution to its
     reducer.
     """
     latency = _latency_s(group, cluster)
-    contributions, returns = _sent(group, vector_bytes)
-    contributions_s, returns_s, total_s = (
-        _seconds(sent, group, cluster) for sent in (contributions, returns, contributions + returns)
-    )
+    contributions, gathered = _sent(group, vector_bytes)
+    phases = (contributions, gathered, contributions + gathered)
+    contributions_s, gathered_s, total_s = (_seconds(sent, group, cluster) for sent in phases)
     contributes = contributions > 0
     reduced_s = np.where(contributes, begin_s[:, None] + contributions_s + latency, 0.0).max(axis=0)
-    if not returns.any():
+    if not gathered.any():
         return float(reduced_s.max())
     first_arrival_s = np.where(contributes, begin_s[:, None] + latency, 0.0).max(axis=0)
-    returned_s = np.maximum(reduced_s[:, None], first_arrival_s[:, None] + returns_s)
-    returned_s = np.maximum(returned_s, begin_s[:, None] + total_s)
-    return float((returned_s + latency)[returns > 0].max())
+    arrived_s = np.maximum(reduced_s[:, None], first_arrival_s[:, None] + gathered_s)
+    arrived_s = np.maximum(arrived_s, begin_s[:, None] + total_s)
+    return float((arrived_s + latency)[gathered > 0].max())
 
 
 def compare_with_plan_s(
@@ -149,7 +148,7 @@ def _latency_s(group: AveragingGroup, cluster: Cluster) -> NDArray[np.float64]:
 def _sent(
     group: AveragingGroup, vector_bytes: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes between all pairs of members: contributions and returns."""
+    """Bytes between all pairs of members: contributions and gathered sums."""
     share, contributes = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
     receives = np.array(group.receives_sums, dtype=float)
     both = contributes[:, None] * share[None, :], share[:, None] * receives[None, :]
@@ -184,11 +183,11 @@ def _seconds(
     return np.where(sent > 0, seconds, 0.0)
 
 
-def return_s(group: AveragingGroup, cluster: Cluster) -> float:
+def planned_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:
     """Longest round-trip time of pairs with traffic, as in the plan."""
     latency = _latency_s(group, cluster)
-    contributions, returns = _sent(group, 1.0)
-    used = contributions + returns > 0
+    contributions, gathered = _sent(group, 1.0)
+    used = contributions + gathered > 0
     return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
 

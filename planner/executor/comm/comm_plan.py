@@ -33,12 +33,12 @@ class CommPlan:
 
     Attributes
     ----------
-    averaging
-        Its groups; in two-frequency averaging, those of every H-th step.
-    within_region
-        In two-frequency averaging, its group in every step; otherwise without rounds.
-    tied
-        Its groups for a tied matrix, after `averaging`; without rounds if it takes no part.
+    averager
+        Averages over its groups; in two-frequency averaging, those of every H-th step.
+    region_averager
+        In two-frequency averaging, over its group in every step; otherwise without rounds.
+    tied_averager
+        Averages a tied matrix, after `averager`; without rounds if it takes no part.
     gradient_norm
         Its part in the global norm; None where none is needed, or if it takes no part.
     """
@@ -53,9 +53,9 @@ class CommPlan:
     ) -> None:
         self._plan, self._rank, self._time_scale = plan, rank, time_scale or TimeScale()
         self._pipeline_peers, self._loss_ranks = set(pipeline_peers), set(loss_ranks)
-        self.averaging = stage_averager(plan, rank, time_scale)
-        self.within_region = stage_averager(plan, rank, time_scale, every_step=True)
-        self.tied = tied_averager(plan, rank, time_scale)
+        self.averager = stage_averager(plan, rank, time_scale)
+        self.region_averager = stage_averager(plan, rank, time_scale, every_step=True)
+        self.tied_averager = tied_averager(plan, rank, time_scale)
         has_norm = plan.needs_norm and rank in plan.stage_of
         self.gradient_norm = GradientNorm(plan, rank) if has_norm else None
 
@@ -63,7 +63,7 @@ class CommPlan:
     def connections(self) -> set[tuple[ChannelKind, int]]:
         """Kind and peer of each connection of this rank."""
         wanted = duplex_keys(ChannelKind.PIPELINE, self._pipeline_peers)
-        averages = self.averaging.peers | self.within_region.peers | self.tied.peers
+        averages = self.averager.peers | self.region_averager.peers | self.tied_averager.peers
         wanted |= duplex_keys(ChannelKind.AVERAGING, averages)
         if self.gradient_norm is not None:
             wanted |= {(ChannelKind.NORM, d) for d in self.gradient_norm.peers}

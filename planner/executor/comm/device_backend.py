@@ -80,95 +80,6 @@ class HostBackend:
 HOST: DeviceBackend = HostBackend()
 
 
-class GpuStreams(Protocol):
-    """Interface to a GPU: streams, events, memory and copies; implemented by `CudaStreams`."""
-
-    def stream(self) -> Any:
-        """Create a stream."""
-
-    def compute_stream(self) -> Any:
-        """The stream on which operations are issued."""
-
-    def wait(self, stream: Any, other: Any) -> None:
-        """Make later work of one stream wait for earlier work of another."""
-
-    def event(self, stream: Any, *, timing: bool) -> Any:
-        """Record an event behind all work of a stream."""
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate pinned host memory."""
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in pinned memory."""
-
-    def copy_to_device(self, message: Tensor, stream: Any) -> Tensor:
-        """Copy pinned memory to GPU memory on a stream."""
-
-    def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: Any) -> None:
-        """Copy to pinned memory on a stream."""
-
-    def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        """Record that another stream uses a tensor."""
-
-
-class GpuBackend:
-    """Operations run on a GPU's current stream; copies have one stream per direction."""
-
-    max_pending = 1
-
-    def __init__(self, gpu: GpuStreams) -> None:
-        self._gpu = gpu
-        self._d2h_stream, self._h2d_stream = gpu.stream(), gpu.stream()
-        self.begin()
-
-    def begin(self) -> None:
-        """Start counting a step's time: a GPU's event times have few digits."""
-        self._start_event = self.record_event()
-        self._start_event.synchronize()
-        self._start_s = time.monotonic()
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Pinned memory from an allocator that keeps it while a copy reads it."""
-        return self._gpu.pinned(shape, dtype)
-
-    def to_device(self, message: Tensor) -> Tensor:
-        """See `DeviceBackend`; earlier operations do not delay it."""
-        gpu, compute_stream = self._gpu, self._gpu.compute_stream()
-        if not gpu.is_pinned(message):
-            message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
-        done = gpu.copy_to_device(message, self._h2d_stream)
-        gpu.wait(compute_stream, self._h2d_stream)
-        gpu.record_stream(done, compute_stream)
-        return done
-
-    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """See `DeviceBackend`; later operations do not delay it."""
-        tensor = tensor.detach().contiguous()
-        host_tensor = self.host_buffer(tuple(tensor.shape), tensor.dtype)
-        self._gpu.wait(self._d2h_stream, self._gpu.compute_stream())
-        self._gpu.copy_to_host(host_tensor, tensor, self._d2h_stream)
-        # free it then, although sending takes longer
-        self._gpu.record_stream(tensor, self._d2h_stream)
-        done = self._gpu.event(self._d2h_stream, timing=False)
-
-        def ready() -> Tensor:
-            done.synchronize()
-            return host_tensor
-
-        return ready
-
-    def record_event(self) -> Event:
-        """An event behind all operations."""
-        return self._gpu.event(self._gpu.compute_stream(), timing=True)
-
-    def wait_for_event(self, event: Event) -> float:
-        """See `DeviceBackend`."""
-        event.synchronize()
-        # the event precedes the start of the step slightly
-        event_s = self._start_s + float(self._start_event.elapsed_time(event)) / 1e3
-        return min(event_s, time.monotonic())
-
-
 class CudaEvent:
     """An event for which any thread may wait.
 
@@ -199,7 +110,7 @@ class CudaStreams:
         self._device = device
 
     def stream(self) -> torch.cuda.Stream:
-        """See `GpuStreams`."""
+        """Create a stream."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def compute_stream(self) -> torch.cuda.Stream:
@@ -207,11 +118,11 @@ class CudaStreams:
         return torch.cuda.current_stream(self._device)
 
     def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """See `GpuStreams`."""
+        """Make later work of one stream wait for earlier work of another."""
         stream.wait_stream(other)
 
     def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
-        """See `GpuStreams`; threads that wait for events of copies sleep."""
+        """Record an event behind all work of a stream; threads that wait for copies sleep."""
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timing, blocking=not timing
         )
@@ -219,27 +130,85 @@ class CudaStreams:
         return CudaEvent(event, self._device)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `GpuStreams`; waits until pending copies have read freed memory."""
+        """Allocate pinned host memory, which pending copies no longer read."""
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """See `GpuStreams`."""
+        """Whether a tensor is in pinned memory."""
         return tensor.is_pinned()
 
     def copy_to_device(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
-        """See `GpuStreams`."""
+        """Copy pinned memory to GPU memory on a stream."""
         with torch.cuda.stream(stream):
             return message.to(self._device, non_blocking=True)
 
     def copy_to_host(self, host_tensor: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `GpuStreams`."""
+        """Copy to pinned memory on a stream."""
         with torch.cuda.stream(stream):
             host_tensor.copy_(tensor, non_blocking=True)
 
     def record_stream(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """See `GpuStreams`; the memory is not reused before that stream is done with it."""
+        """Keep the memory of a tensor until a stream has used it."""
         tensor.record_stream(stream)
+
+
+class GpuBackend:
+    """Operations run on a GPU's current stream; copies have one stream per direction."""
+
+    max_pending = 1
+
+    def __init__(self, gpu: CudaStreams) -> None:
+        self._gpu = gpu
+        self._d2h_stream, self._h2d_stream = gpu.stream(), gpu.stream()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start counting a step's time: a GPU's event times have few digits."""
+        self._start_event = self.record_event()
+        self._start_event.synchronize()
+        self._start_s = time.monotonic()
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pinned memory from an allocator that keeps it while a copy reads it."""
+        return self._gpu.pinned(shape, dtype)
+
+    def to_device(self, message: Tensor) -> Tensor:
+        """See `DeviceBackend`; earlier operations do not delay it."""
+        gpu, compute_stream = self._gpu, self._gpu.compute_stream()
+        if not gpu.is_pinned(message):
+            message = self.host_buffer(tuple(message.shape), message.dtype).copy_(message)
+        on_device = gpu.copy_to_device(message, self._h2d_stream)
+        gpu.wait(compute_stream, self._h2d_stream)
+        gpu.record_stream(on_device, compute_stream)
+        return on_device
+
+    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """See `DeviceBackend`; later operations do not delay it."""
+        tensor = tensor.detach().contiguous()
+        host_tensor = self.host_buffer(tuple(tensor.shape), tensor.dtype)
+        self._gpu.wait(self._d2h_stream, self._gpu.compute_stream())
+        self._gpu.copy_to_host(host_tensor, tensor, self._d2h_stream)
+        # free it then, although sending takes longer
+        self._gpu.record_stream(tensor, self._d2h_stream)
+        copied = self._gpu.event(self._d2h_stream, timing=False)
+
+        def ready() -> Tensor:
+            copied.synchronize()
+            return host_tensor
+
+        return ready
+
+    def record_event(self) -> Event:
+        """An event behind all operations."""
+        return self._gpu.event(self._gpu.compute_stream(), timing=True)
+
+    def wait_for_event(self, event: Event) -> float:
+        """See `DeviceBackend`."""
+        event.synchronize()
+        # the event precedes the start of the step slightly
+        event_s = self._start_s + float(self._start_event.elapsed_time(event)) / 1e3
+        return min(event_s, time.monotonic())
 
 
 def make_backend(device: torch.device) -> DeviceBackend:

@@ -43,7 +43,7 @@ class GradientNorm:
         """Ranks that it exchanges messages with."""
         return set(self._receivers) if self._rank == self._root else {self._root}
 
-    def norm_and_clip(
+    def clip_grad_norm_(
         self, vector: Tensor, connections: Mapping[int, socket.socket], uncounted_values: int = 0
     ) -> float:
         """Clip the averaged ``float32[values]`` gradients of a stage in place; returns the norm.

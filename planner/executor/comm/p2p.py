@@ -233,7 +233,7 @@ class Receiver:
         self._arrived: dict[ExpectedMessage, ReceivedMessage] = {}
         self._early_bytes = 0
         self._awaited: ExpectedMessage | None = None
-        error_latch.on_failure(self._wake)
+        error_latch.notify_on_failure(self._changed)
         for source, messages in expected.items():
             thread = WorkerThread(f"from {source}", error_latch)
             thread.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
@@ -279,7 +279,3 @@ class Receiver:
             ):
                 self._error_latch.check()
                 self._changed.wait()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

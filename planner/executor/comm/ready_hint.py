@@ -37,11 +37,11 @@ class ReadyHint:
         """An operation has ended."""
         self._end_times.append(end)
         remaining_s = self._remaining_s.get(self._schedule, ())
-        done = len(self._end_times)
-        if done >= len(remaining_s):
+        num_ended = len(self._end_times)
+        if num_ended >= len(remaining_s):
             return  # the last operation: the caller notifies when the gradients are ready
         # now or after the next operation, whichever is nearer
-        until_ready_s = (remaining_s[done - 1] + remaining_s[done]) / 2
+        until_ready_s = (remaining_s[num_ended - 1] + remaining_s[num_ended]) / 2
         for rank, notify_ahead_s in self._notify_ahead_s.items():
             if rank not in self.notified and until_ready_s <= notify_ahead_s:
                 self.notified.add(rank)

@@ -1,18 +1,19 @@
-"""Reduce-scatter and all-gather, pipelined by chunks: member k reduces share k (DeDLOC, 3.2).
+"""Sharded all-reduce: reduce-scatter, then all-gather, pipelined by chunks (DeDLOC, 3.2).
 
-In hierarchical averaging a round does a part of it: sending shares, or returning them, or all of it
-for a slice of the vector.
+Member k of a group reduces share k of the vector. The protocol of a round:
 
-A round begins when its last member is ready, of which members notify each other: earlier messages
-would compete with pipeline messages that others still need. Members notify each other ahead where
-possible (`planner.executor.comm.ready_hint`); where a notification would arrive too late, a member
-starts without it (`Chunking.start_early_s`).
+1. Ready: a member that has its gradients notifies the others, and begins when all have notified it.
+   Earlier messages would compete with pipeline messages that others still need. Where possible,
+   members notify each other ahead (`planner.executor.comm.ready_hint`); where a notification would
+   arrive too late, a member begins without it (`Chunking.start_early_s`).
+2. Reduce-scatter: each member sends chunk c of share k to member k, for all k. Chunks with the same
+   number travel together, so that rates stay in proportion to shares.
+3. All-gather: when member k has all contributions to its chunk c, it sends the sum to all.
 
-Shares are sent in chunks; the chunks of all reducers with the same number are sent together, so
-that contributions, sums and returns overlap and rates stay in proportion to shares. A member sends
-up to a window of chunks beyond those returned completely: a return is an acknowledgement as well,
-and reducers hold no more of it than the window. If nothing is returned, reducers read no more than
-a window ahead.
+The phases overlap. A member sends up to a window of chunks beyond the last one that it has gathered
+completely, so a gathered chunk is an acknowledgement as well, and reducers hold no more of it than
+the window. In hierarchical averaging a round may have one of the phases only; without all-gather,
+reducers read no more than a window ahead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import HEAD, READY, RETURN, AllReduceLinks
+from planner.executor.comm.allreduce_links import GATHERED, HEADER, READY, AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, member_ranges
@@ -89,15 +90,15 @@ class ShardedAllReduce:
         roles = self._roles
         own_sizes = self._sizes[roles.me]
         self._unready_members = len(roles.others)
-        # by chunk: missing contributions, and missing returns
+        # by chunk: contributions to reduce, and sums to gather, that have not arrived
         self._missing_contributions = [len(roles.contributors) if size else 0 for size in own_sizes]
-        self._missing_returns = [
+        self._missing_gathered = [
             sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(chunking.chunks)
         ]
-        self._returns_expected = [due > 0 for due in self._missing_returns]
-        self._outstanding = sum(self._missing_returns)
-        self._any_returns = self._outstanding > 0
-        # without returns, only reading no further holds back members that are ahead
+        self._is_gathered = [due > 0 for due in self._missing_gathered]
+        self._missing_chunks = sum(self._missing_gathered)
+        self._gathers_sums = self._missing_chunks > 0
+        # without all-gather, only reading no further holds back members that are ahead
         self._unreduced = deque(c for c, size in enumerate(own_sizes) if size)
         self._buffers = links.buffer_pool(message_length(max(own_sizes), wire))
         self._contributions: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -109,16 +110,16 @@ class ShardedAllReduce:
                 self._links.notify_ready(self._members[k])
             self._links.receivers[self._members[k]].submit(partial(self._receive, k))
         self._links.wait_until(lambda: not self._unready_members, self._start_early_s)
-        window = self._chunking.window if self._any_returns else self._chunking.chunks
+        window = self._chunking.window if self._gathers_sums else self._chunking.chunks
         contributions = deque(range(min(window, self._chunking.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._roles.me]) if size)
         self._run_rate_limited(contributions, sums, *self._available_rate())
         for c in contributions:
             self._scatter(c)
         for c in sums:
-            self._links.wait_until(partial(self._is_complete, c))
-            self._reduce(c)
-        self._links.wait_until(lambda: self._outstanding == 0)
+            self._links.wait_until(partial(self._can_reduce, c))
+            self._reduce_and_gather(c)
+        self._links.wait_until(lambda: self._missing_chunks == 0)
         end = time.monotonic()
         self._flush()
         return end
@@ -126,37 +127,37 @@ class ShardedAllReduce:
     def _run_rate_limited(
         self, contributions: deque[int], sums: deque[int], bytes_per_s: float, until_s: float
     ) -> None:
-        """Contribute and reduce at a limited rate, until a given time."""
+        """Scatter and reduce at a limited rate, until a given time."""
         next_send_s = until_s if bytes_per_s <= 0.0 else 0.0
         while (now := time.monotonic()) < until_s:
             self._links.error_latch.check()
             if now < next_send_s:
                 time.sleep(min(next_send_s, until_s) - now)
-            elif sums and self._is_complete(sums[0]):
-                next_send_s = now + self._reduce(sums.popleft()) / bytes_per_s
+            elif sums and self._can_reduce(sums[0]):
+                next_send_s = now + self._reduce_and_gather(sums.popleft()) / bytes_per_s
             elif contributions:
                 next_send_s = now + self._scatter(contributions.popleft()) / bytes_per_s
             else:
                 time.sleep(min(TICK_S, until_s - now))
 
-    def _is_complete(self, c: int) -> bool:
+    def _can_reduce(self, c: int) -> bool:
         return not self._missing_contributions[c]
 
     def _scatter(self, c: int) -> int:
-        """Send chunk c, and following ones that no return precedes; returns their bytes."""
+        """Send chunk c, and following ones that nothing acknowledges; returns their bytes."""
         values = 0
         while c < self._chunking.chunks:
             if self._roles.contributes:
                 for k in self._roles.others:
                     if self._sizes[k][c]:
-                        self._send_part(k, c)
+                        self._send_contribution(k, c)
                         values += self._sizes[k][c]
-            if self._returns_expected[c] or not self._any_returns:
+            if self._is_gathered[c] or not self._gathers_sums:
                 break
             c += self._chunking.window
         return message_length(values, self._wire)
 
-    def _send_part(self, k: int, c: int) -> None:
+    def _send_contribution(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
         queue = self._links.send_queues[self._members[k]]
         if self._wire is WireFormat.FP32:
@@ -168,17 +169,17 @@ class ShardedAllReduce:
     def _receive(self, k: int) -> None:
         """Receive everything from member k."""
         connection = self._links.incoming[self._members[k]]
-        head = memoryview(bytearray(HEAD.size))
+        header_bytes = memoryview(bytearray(HEADER.size))
         own_sizes = self._sizes[self._roles.me]
         contributions = sum(size > 0 for size in own_sizes) * (k in self._roles.contributors)
         sums = sum(size > 0 for size in self._sizes[k]) * (k in self._roles.reducers)
         for _ in range(1 + contributions + sums):
-            receive_into(connection, head)
-            (header,) = HEAD.unpack(head)
+            receive_into(connection, header_bytes)
+            (header,) = HEADER.unpack(header_bytes)
             if header == READY:
                 self._count_ready()
-            elif header & RETURN:
-                self._receive_sum(connection, k, header ^ RETURN)
+            elif header & GATHERED:
+                self._receive_gathered(connection, k, header ^ GATHERED)
             else:
                 self._receive_contribution(connection, k, header)
 
@@ -200,7 +201,7 @@ class ShardedAllReduce:
             if not self._missing_contributions[c]:
                 self._links.changed.notify_all()
 
-    def _receive_sum(self, connection: socket.socket, k: int, c: int) -> None:
+    def _receive_gathered(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
         if self._wire is WireFormat.FP32:
             receive_into(connection, self._bytes[4 * start : 4 * stop])
@@ -209,16 +210,16 @@ class ShardedAllReduce:
             receive_into(connection, as_bytes(message))
             self._vector[start:stop] = decode(message, stop - start, self._wire)
         with self._links.changed:
-            self._missing_returns[c] -= 1
-            self._outstanding -= 1
-            complete = not self._missing_returns[c]
-            if not self._outstanding:
+            self._missing_gathered[c] -= 1
+            self._missing_chunks -= 1
+            complete = not self._missing_gathered[c]
+            if not self._missing_chunks:
                 self._links.changed.notify_all()
         if complete:
             self._scatter(c + self._chunking.window)
 
-    def _reduce(self, c: int) -> int:
-        """Sum chunk c of this member's share and return it; returns bytes."""
+    def _reduce_and_gather(self, c: int) -> int:
+        """Reduce chunk c of this member's share and send the sum to all; returns bytes."""
         start, stop = self._chunks[self._roles.me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -247,7 +248,7 @@ class ShardedAllReduce:
             self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
         for k in self._roles.receivers:
-            self._links.send_queues[self._members[k]].send(c | RETURN, message)
+            self._links.send_queues[self._members[k]].send(c | GATHERED, message)
         return len(message) * len(self._roles.receivers)
 
     def _decode(self, buffer: NDArray[np.uint8], values: int) -> NDArray[np.float32]:

@@ -7,16 +7,15 @@ contributions is the mean over samples, however they are distributed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.device_collectives import DeviceCollectives
+from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.training_plan.averaging_group import AveragingGroup, is_hierarchical
@@ -54,28 +53,27 @@ class StageAverager:
         """Ranks with which it averages."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def starts_on_device(self, collectives: DeviceCollectives | None) -> bool | None:
-        """Whether the first round needs the vector on the device; None if there is no round."""
-        if not self.peers:
-            return None
-        return collectives is not None and collectives.supports(self.rounds[0], self.wires[0])
+    def starts_on_device(self, collectives: DeviceCollectives | None) -> bool:
+        """Whether the first round needs the vector on the device."""
+        if collectives is None or not self.peers:
+            return False
+        return collectives.supports(self.rounds[0], self.wires[0])
+
+    def prepare(self, buffer: GradientBuffer, collectives: DeviceCollectives | None) -> None:
+        """Move a vector to where the first round needs it."""
+        if self.peers:
+            (buffer.to_device if self.starts_on_device(collectives) else buffer.to_host)()
 
     def run(
         self,
-        values: Callable[[bool | None], Tensor],
+        buffer: GradientBuffer,
         links: AllReduceLinks,
         sender: Sender,
         notified: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
+        part: slice = slice(None),
     ) -> float:
-        """Replace a vector by the sum over all devices of the stage, in place.
-
-        Parameters
-        ----------
-        values
-            Returns the vector, ``float32[values]``: on the device if called with True, in host
-            memory with False (changes in one place are copied to the other), where it is with None.
-        """
+        """Replace a part of a vector by the sum over all devices of the stage, in place."""
         end = time.monotonic()
         steps = zip(self.rounds, self.chunkings, self.wires, strict=True)
         for number, (group, chunking, wire) in enumerate(steps):
@@ -83,13 +81,14 @@ class StageAverager:
             if len(group.members) > 1:
                 available_rate = partial(self._available_rate, sender)
                 if collectives is not None and collectives.supports(group, wire):
-                    end = collectives.run(values(True), group, wire, scale)
+                    end = collectives.run(buffer.to_device()[part], group, wire, scale)
                 else:
                     notified_ahead = notified if number == 0 else None
+                    vector = buffer.to_host()[part]
                     round_options = (links, wire, chunking, scale, available_rate, notified_ahead)
-                    end = ShardedAllReduce(values(False), group, self.rank, *round_options).run()
+                    end = ShardedAllReduce(vector, group, self.rank, *round_options).run()
             elif scale != 1.0:
-                values(None).mul_(scale)
+                buffer.current[part].mul_(scale)
         return end
 
     def _available_rate(self, sender: Sender) -> tuple[float, float]:

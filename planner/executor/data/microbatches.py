@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.data.data_config import DataConfig
-from planner.executor.data.sources import Items, Source, TextFiles
+from planner.executor.data.sources import IterableSource, Source, TextFiles
 from planner.executor.data.stream import Position, Samples
 from planner.executor.data.synthetic import Synthetic
 from planner.executor.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
@@ -55,13 +55,13 @@ def make_microbatches(plan: TrainingPlan, data: DataConfig) -> Microbatches:
     if isinstance(data.text, Path):
         source = TextFiles(data.text, tokenizer, arch.vocabulary)
     else:
-        source = Items(data.text, tokenizer, arch.vocabulary)
+        source = IterableSource(data.text, tokenizer, arch.vocabulary)
     microbatches = max(len(s.paths) for s in plan.schedules)
     samples = w.microbatch_samples
-    return Text(source, arch.sequence, samples, microbatches, data.buffer, plan.seed)
+    return TextMicrobatches(source, arch.sequence, samples, microbatches, data.buffer, plan.seed)
 
 
-class Text:
+class TextMicrobatches:
     """Microbatches of a text in its shuffled order.
 
     Parameters

@@ -92,7 +92,7 @@ class TextFiles:
             require_utf8(text, path, offset)
 
 
-class Items:
+class IterableSource:
     """Texts or lists of tokens from an iterable.
 
     Parameters

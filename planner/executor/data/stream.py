@@ -113,7 +113,7 @@ def _blocks(
     source: Source, position: Position, sequence: int, buffer: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int32], Position]]:
     """Samples of each block from a position on, and the start of the next one."""
-    tokens = _Tokens(source, position, sequence + 1)
+    tokens = _TokenStream(source, position, sequence + 1)
     block = position.block
     while True:
         flat = tokens.take(buffer * sequence)
@@ -123,7 +123,7 @@ def _blocks(
         yield rows, Position(block, *tokens.index)
 
 
-class _Tokens:
+class _TokenStream:
     """An endless stream of all tokens from a position on."""
 
     def __init__(self, source: Source, position: Position, min_tokens: int) -> None:

@@ -37,11 +37,12 @@ from planner.executor.rendezvous.rank_group import RankGroup, close_older
 from planner.executor.rendezvous.rendezvous import connect_ring
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
-from planner.executor.runtime.model_stage import ModelStage, has_head
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_averaging import PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, head_ranks
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.stage_module import has_head
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.executor.transport.connections import ConnectionLost, ConnectionReset, is_network_error
@@ -64,7 +65,7 @@ class _LastStep:
     """The last step of this rank, which another generation may have to report."""
 
     record: StepRecord
-    commit: StoreStepCommitter
+    committer: StoreStepCommitter
 
 
 class ElasticRun:
@@ -74,7 +75,7 @@ class ElasticRun:
     ----------
     ranks
         All ranks of the full plan.
-    compute
+    runtime
         Runs the operations of this rank; with the parameters of the first step, unless it joins
         late.
     progress
@@ -98,7 +99,7 @@ class ElasticRun:
         self,
         plan: TrainingPlan,
         ranks: RankGroup,
-        compute: ModelStage | Aggregator,
+        runtime: ModelStage | Aggregator,
         progress: Progress,
         checkpoints: CheckpointManager | None,
         held_out: EvaluationData | None,
@@ -107,17 +108,17 @@ class ElasticRun:
     ) -> None:
         self.plan, self.ranks, self._make_pipeline = plan, ranks, make_pipeline
         self.worker: Worker | None = None
-        self._full_plan, self._all_ranks, self._compute = plan, ranks, compute
-        self._model_stage = compute if isinstance(compute, ModelStage) else None
+        self._full_plan, self._all_ranks, self._runtime = plan, ranks, runtime
+        self._model_stage = runtime if isinstance(runtime, ModelStage) else None
         self._progress, self._checkpoints = progress, checkpoints
         self._held_out = held_out
         self._membership = Membership(ranks, wait_s)
         self._step = NO_STEP
         self._began_s = time.monotonic()
         self._last_step: _LastStep | None = None
-        self._commit: StoreStepCommitter | None = None
+        self._committer: StoreStepCommitter | None = None
         self._outer_step_due = False
-        self._older_heartbeats: list[ExitStack] = []
+        self._older_resources: list[ExitStack] = []
         self._heartbeats: Mapping[socket.socket, str] | None = None
 
     def train(self, first: int, steps: int) -> StepRecord | None:
@@ -149,7 +150,7 @@ class ElasticRun:
                 break  # all steps are done: other ranks may have exited
             self._membership.next_generation(self._step, self._outer_step_due)
             # all members have left the collective that was interrupted
-            self.ranks.collectives.delete_used_keys()
+            self.ranks.delete_used_keys()
         self._membership.finish()
         return None if self._last_step is None else self._last_step.record
 
@@ -177,10 +178,11 @@ class ElasticRun:
         self._report_missed_step()
         if self._checkpoints is not None:
             self._checkpoints = self._checkpoints.for_plan(self.plan, self._model_stage, self.ranks)
-        commit = StoreStepCommitter(self._membership, self.ranks, head_ranks(self.plan), steps - 1)
-        self._commit = commit
-        pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._compute)
-        self.worker = Worker(self.plan, self.ranks, self._compute, pipeline=pipeline, commit=commit)
+        committer = self._committer = StoreStepCommitter(
+            self._membership, self.ranks, head_ranks(self.plan), steps - 1
+        )
+        pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._runtime)
+        self.worker = Worker(self.plan, self.ranks, self._runtime, pipeline, committer=committer)
         if self.ranks.rank == 0 and generation.number:
             for event in membership_events(
                 generation, self._full_plan, time.monotonic() - self._began_s
@@ -195,13 +197,13 @@ class ElasticRun:
             )
             with closing(records):
                 for record in records:
-                    self._step_done(record, commit)
+                    self._step_done(record, committer)
                     self._evaluate(evaluation, record.step)
-                    if commit.admits_joiners:
+                    if committer.admits_joiners:
                         return False
             if self._held_out is not None:
                 # stay until the last evaluation has been reported
-                commit.finish()
+                committer.finish()
         return True
 
     def _pending_outer_step(self, generation: Generation) -> PendingOuterStep:
@@ -242,7 +244,7 @@ class ElasticRun:
         except PlanError as error:
             raise EmptyStageError(_with_cause(generation, str(error))) from None
         name, stage = self._membership.name, self._model_stage
-        if stage and stage.head is None and has_head(plan, generation.members.index(name)):
+        if stage and stage.module.head is None and has_head(plan, generation.members.index(name)):
             reason = f"device {name!r} has no head to go on with"
             raise EmptyStageError(_with_cause(generation, reason))
         return plan
@@ -254,11 +256,11 @@ class ElasticRun:
         if self._heartbeats is not None:
             # all ranks stop watching older connections before any of them closes those
             detector.watch_only(self._heartbeats)
-        self._older_heartbeats.append(self.ranks.resources)
+        self._older_resources.append(self.ranks.resources)
         self._heartbeats = {}
         self._heartbeats = connect_ring(self.ranks)
         detector.watch_only(self._heartbeats)
-        close_older(self._older_heartbeats)
+        close_older(self._older_resources)
 
     def _transfer_state(self, generation: Generation) -> None:
         """Transfer state to joining devices from others of their stage."""
@@ -287,24 +289,24 @@ class ElasticRun:
 
     def _outer_step_pending(self) -> bool:
         """Whether a delayed outer step of the last step is pending."""
-        committed = NO_STEP if self._commit is None else self._commit.committed_outer_step
+        committed = NO_STEP if self._committer is None else self._committer.committed_outer_step
         return self.plan.sync.begun(self._step) and committed < self._step - 1
 
     def _after_loss(self) -> None:
         """Find out whether the interrupted step, or only its outer step, must be repeated."""
-        commit, step, sync = self._commit, self._step, self.plan.sync
-        if self._outer_step_due or commit is None or commit.committed_step != step:
+        committer, step, sync = self._committer, self._step, self.plan.sync
+        if self._outer_step_due or committer is None or committer.committed_step != step:
             return
         assert self.worker is not None and self.worker.record is not None
-        self._last_step = _LastStep(self.worker.record, commit)
+        self._last_step = _LastStep(self.worker.record, committer)
         ends = sync.begun(step) if sync.delayed else sync.due(step)
-        if ends and commit.committed_outer_step < step - sync.delayed:
+        if ends and committer.committed_outer_step < step - sync.delayed:
             self._outer_step_due = True
         else:
             # committed by all: only a delayed outer step may have to be started again
             self._step = step + 1
 
-    def _step_done(self, record: StepRecord, commit: StoreStepCommitter) -> None:
+    def _step_done(self, record: StepRecord, committer: StoreStepCommitter) -> None:
         """Report a step on the first rank, and write a checkpoint if one is due."""
         self._step = record.step + 1
         self._began_s = time.monotonic()
@@ -312,14 +314,14 @@ class ElasticRun:
             # its loss was reported at the start of the generation
             self._outer_step_due = False
         else:
-            self._last_step = _LastStep(record, commit)
+            self._last_step = _LastStep(record, committer)
             if self.ranks.rank == 0:
                 self._report(self._last_step)
         if self._checkpoints is not None and self._checkpoints.due(record.step):
             self._checkpoints.save(record.step)
 
     def _report(self, last: _LastStep) -> None:
-        self._progress.step(last.record, last.commit)
+        self._progress.step(last.record, last.committer)
         self._membership.set_reported_step(last.record.step)
 
     def _report_missed_step(self) -> None:

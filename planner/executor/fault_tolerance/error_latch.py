@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class ErrorLatch:
@@ -23,6 +24,25 @@ class ErrorLatch:
             failed = self.error is not None
         if failed:
             callback()
+
+    def notify_on_failure(self, condition: threading.Condition) -> None:
+        """Wake all threads that wait on a condition at the first error."""
+
+        def notify() -> None:
+            with condition:
+                condition.notify_all()
+
+        self.on_failure(notify)
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Context in which a callback is registered."""
+        self.on_failure(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
 
     def fail(self, error: Exception) -> None:
         """Record an error."""

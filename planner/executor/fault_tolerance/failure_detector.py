@@ -22,8 +22,13 @@ from dataclasses import dataclass
 from torch.distributed import DistError
 
 from planner.executor.fault_tolerance.heartbeat import Heartbeat, publish
-from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, Shutdown
-from planner.executor.transport.store import STARTED_KEY, StoreAddress, StoreMissingError
+from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED, Shutdown
+from planner.executor.transport.store import (
+    STARTED_KEY,
+    StoreAddress,
+    StoreMissingError,
+    call_with_timeout,
+)
 from planner.utils.refusal import Refusal
 from planner.utils.text import listed
 
@@ -115,7 +120,7 @@ class FailureDetector(threading.Thread):
         self.start()
 
     @property
-    def has_heartbeat(self) -> bool:
+    def is_watching(self) -> bool:
         """Whether `start_watching` was called."""
         return self._heartbeat is not None
 
@@ -165,10 +170,10 @@ class FailureDetector(threading.Thread):
             self.shutdown.wait(PUBLISH_S)
         return self.exit_code(line)
 
-    def exit_alone(self, line: str) -> int:
+    def exit_alone(self, line: str, code: int = LEFT) -> int:
         """End alone: the others continue."""
         self._main_thread_exiting = True
-        self.shutdown.request(line, LEFT)
+        self.shutdown.request(line, code)
         return self.exit_code()
 
     def exit_unless_store_lost(self, line: str) -> int:
@@ -184,10 +189,11 @@ class FailureDetector(threading.Thread):
     def exit_on_refusal(self, line: str, code: int, *, for_all: bool = False) -> int:
         """End because of an error of this process, and notify the others.
 
-        In an elastic run the others continue, unless the error ends the run for all.
+        In an elastic run the others continue, unless the error ends the run for all. A restart
+        may help then, except for input that would be refused again.
         """
         if self.on_rank_lost is not None and not for_all:
-            return self.exit_alone(line)
+            return self.exit_alone(line, REFUSED if code == REFUSED else LEFT)
         self._main_thread_exiting = True
         self.shutdown.request(line, code)
         self.shutdown.print_reason()
@@ -195,9 +201,8 @@ class FailureDetector(threading.Thread):
             self._heartbeat.abort_run(line)
             self._heartbeat.join(PUBLISH_S)
         else:
-            publisher = threading.Thread(target=_publish_reason, args=(line,), daemon=True)
-            publisher.start()
-            publisher.join(PUBLISH_S)
+            with suppress(TimeoutError):
+                call_with_timeout(PUBLISH_S, lambda: _publish_reason(line))
         return self.exit_code(line)
 
     def exit_code(self, line: str = "") -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
+
+from planner.executor.fault_tolerance.error_latch import ErrorLatch
 
 FAILED = 3
 """Exit code of a failed run, whatever the cause."""
@@ -21,8 +22,8 @@ class RunAborted(RuntimeError):
     """The run has ended; `Shutdown` has the reason."""
 
 
-class Shutdown:
-    """The first reason counts, and wakes all waiting threads.
+class Shutdown(ErrorLatch):
+    """The first reason counts, and wakes all waiting threads; fails with `RunAborted`.
 
     Attributes
     ----------
@@ -35,13 +36,13 @@ class Shutdown:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.line: str | None = None
         self.hint = ""
         self.code = FAILED
         self._requested = threading.Event()
-        self._lock, self._print_lock = threading.Lock(), threading.Lock()
+        self._print_lock = threading.Lock()
         self._printed = False
-        self._request_callbacks: list[Callable[[], None]] = []
 
     def request(self, line: str, code: int = FAILED) -> None:
         """End for this reason, unless there is one already."""
@@ -49,24 +50,8 @@ class Shutdown:
             if self.line is not None:
                 return
             self.line, self.code = line, code
-            callbacks = list(self._request_callbacks)
         self._requested.set()
-        for callback in callbacks:
-            callback()
-
-    def on_request(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the end of the run; called at once if it has ended."""
-        with self._lock:
-            self._request_callbacks.append(callback)
-            requested = self.line is not None
-        if requested:
-            callback()
-
-    def remove_callback(self, callback: Callable[[], None]) -> None:
-        """Remove a callback."""
-        with self._lock:
-            if callback in self._request_callbacks:
-                self._request_callbacks.remove(callback)
+        self.fail(RunAborted())
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a reason; returns whether there is one."""

@@ -11,11 +11,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
+
+from torch.distributed import DistError
 
 from planner.executor.elastic.store_monitor import CONNECT_S, MONITOR_POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.heartbeat import publish
@@ -24,7 +27,7 @@ from planner.executor.launch.process import LAUNCHER_PID
 from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     StoreAddress,
-    call_with_timeout,
+    StoreMissingError,
     serve_store,
 )
 
@@ -34,6 +37,8 @@ SIGNALLED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of ranks that ended by a signal to do so, and are not restarted."""
 RESTART_DELAY_S = 1.0
 """Delay from the end of a rank to its first restart."""
+PUBLISH_S = 1.0
+"""Longest wait at the end until the signal that killed a rank is in the store."""
 EXIT_TIMEOUT_S = 5.0
 """After a rank has failed, the others have this long to end by themselves; then they are killed."""
 
@@ -130,6 +135,7 @@ def run_local(
             own_monitor.stop()
 
 
+@dataclass
 class _LocalRun:
     """Running ranks.
 
@@ -141,37 +147,31 @@ class _LocalRun:
         Restarts of each device.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: dict[str, str],
-        address: StoreAddress,
-        write_line: Callable[[str], None],
-        write_error: Callable[[str], None],
-        program: str,
-        monitor: StoreMonitor | None,
-        max_restarts: int,
-    ) -> None:
-        self.ranks: list[_Rank] = []
-        self.monitor, self.max_restarts = monitor, max_restarts
-        self._command, self._environment, self._address = command, environment, address
-        self._write_line, self._write_error = write_line, write_error
-        self._program = program
-        self._reason: str | None = None
-        self._killed_by: str | None = None
+    command: Sequence[str]
+    environment: dict[str, str]
+    address: StoreAddress
+    write_line: Callable[[str], None]
+    write_error: Callable[[str], None]
+    program: str
+    monitor: StoreMonitor | None
+    max_restarts: int
+    ranks: list[_Rank] = field(default_factory=list)
+    _reason: str | None = None
+    _killed_by: str | None = None
+    _publisher: threading.Thread | None = None
 
     @property
-    def _has_other_nodes(self) -> bool:
+    def _spans_nodes(self) -> bool:
         return self.monitor is not None and len(self.ranks) < self.monitor.ranks
 
     def start_process(self, local: int) -> subprocess.Popen[bytes]:
         """Start the process of a rank."""
         return subprocess.Popen(
-            self._command,
+            self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._environment | {"LOCAL_RANK": str(local)},
+            env=self.environment | {"LOCAL_RANK": str(local)},
         )
 
     def kill(self) -> None:
@@ -190,15 +190,16 @@ class _LocalRun:
             for rank in self.ranks:
                 for stream in rank.output:
                     selector.register(stream, selectors.EVENT_READ, rank)
-            while selector.get_map() or any(self._may_restart(rank) for rank in self.ranks):
+            while any(r.ended_s is None or self._may_restart(r) for r in self.ranks):
+                if not selector.get_map():
+                    time.sleep(TICK_S)
                 for key, _ in selector.select(TICK_S) if selector.get_map() else ():
                     if not self._read(key.data, key.fd):
                         selector.unregister(key.fileobj)
-                if not selector.get_map():
-                    time.sleep(TICK_S)
                 for rank in self.ranks:
                     if rank.ended_s is None and rank.process.poll() is not None:
                         rank.ended_s = time.monotonic()
+                        self._close_output(selector, rank)
                 for rank in self.ranks:
                     if (
                         self._may_restart(rank)
@@ -225,13 +226,15 @@ class _LocalRun:
             rank.ended_s = rank.ended_s or time.monotonic()
         while self.monitor is not None and not all(map(self._polled_since_exit, self.ranks)):
             time.sleep(TICK_S)
-        if self._has_other_nodes and self._run_continues() and REFUSED not in codes:
+        if self._spans_nodes and self._run_continues() and REFUSED not in codes:
             return LEFT, None
         for rank in self.ranks:
             self._publish_signal(rank)
+        if self._publisher is not None:
+            self._publisher.join(PUBLISH_S)
         if self._reason is None:
             self._reason = self._killed_by or "a rank exited without an error message"
-            self._write_error(PREFIX + self._reason)
+            self.write_error(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
 
     def _run_continues(self) -> bool:
@@ -262,16 +265,12 @@ class _LocalRun:
 
     def _ends_run(self, rank: _Rank) -> bool:
         """Whether the end of a rank must end the others soon."""
-        if rank.ended_s is None or not (code := rank.process.returncode):
+        if rank.ended_s is None or not rank.process.returncode:
             return False
         if self.monitor is None:
             return True
-        if not self._polled_since_exit(rank):
-            return False
-        if not self._run_continues():
-            return True
-        # a restarted rank that is refused affects only itself
-        return code == REFUSED and not rank.restarts
+        # while the run continues, a rank that is lost or refused affects only itself
+        return self._polled_since_exit(rank) and not self._run_continues()
 
     def _may_restart(self, rank: _Rank) -> bool:
         """Whether a rank that has ended may be restarted."""
@@ -279,7 +278,7 @@ class _LocalRun:
             return False
         if rank.process.returncode in (0, REFUSED, *SIGNALLED_CODES):
             return False
-        if not self._has_other_nodes and all(other.ended_s is not None for other in self.ranks):
+        if not self._spans_nodes and all(other.ended_s is not None for other in self.ranks):
             return False  # no rank is left to continue the run
         # do not wait once the run is known to have ended
         return not self._polled_since_exit(rank) or (
@@ -287,20 +286,32 @@ class _LocalRun:
         )
 
     def _restart(self, selector: selectors.BaseSelector, rank: _Rank) -> None:
-        """Restart a lost rank, after all of its output has been read."""
-        if any(key.data is rank for key in selector.get_map().values()):
-            return
+        """Restart a lost rank."""
         code = rank.process.returncode
-        for stream in rank.output:
-            stream.close()
         cause = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._write_error(f"{self._program}: restarting device {rank.name!r}, which {cause}")
+        self.write_error(f"{self.program}: restarting device {rank.name!r}, which {cause}")
         rank.restarts += 1
         rank.partial_lines.clear()
         rank.ended_s = None
         rank.process = self.start_process(rank.local)
         for stream in rank.output:
             selector.register(stream, selectors.EVENT_READ, rank)
+
+    def _close_output(self, selector: selectors.BaseSelector, rank: _Rank) -> None:
+        """Read what a rank that has ended left in its pipes, and close them.
+
+        Does not wait for the end of a pipe, which a child of the rank may hold open.
+        """
+        for stream in rank.output:
+            if stream in selector.get_map():
+                descriptor = stream.fileno()
+                os.set_blocking(descriptor, False)
+                with suppress(BlockingIOError):
+                    self._read(rank, descriptor)
+                if incomplete := rank.partial_lines.pop(descriptor, b""):
+                    self._write(rank, descriptor, incomplete)
+                selector.unregister(stream)
+            stream.close()
 
     def interrupt(self) -> None:
         """Let all ranks clean up and end."""
@@ -317,21 +328,21 @@ class _LocalRun:
         *lines, incomplete = (rank.partial_lines.get(descriptor, b"") + data).split(b"\n")
         if not data and incomplete:
             lines.append(incomplete)
+            incomplete = b""
         rank.partial_lines[descriptor] = incomplete
-        assert rank.process.stdout is not None
-        is_stdout = descriptor == rank.process.stdout.fileno()
         for line in lines:
-            text = line.decode(errors="replace")
-            if is_stdout:
-                self._write_line(text)
-            elif not text.startswith(PREFIX):
-                self._write_error(text)
-            elif self._reason is None or (
-                self.monitor is not None and text != PREFIX + self._reason
-            ):
-                self._reason = text.removeprefix(PREFIX)
-                self._write_error(text)
+            self._write(rank, descriptor, line)
         return bool(data)
+
+    def _write(self, rank: _Rank, descriptor: int, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        if descriptor == rank.output[0].fileno():
+            self.write_line(text)
+        elif not text.startswith(PREFIX):
+            self.write_error(text)
+        elif self._reason is None or (self.monitor is not None and text != PREFIX + self._reason):
+            self._reason = text.removeprefix(PREFIX)
+            self.write_error(text)
 
     def _publish_signal(self, rank: _Rank) -> None:
         """Publish the signal that ended a rank, which only its parent process knows."""
@@ -342,9 +353,15 @@ class _LocalRun:
         self._killed_by = f"device {rank.name!r} was ended by {name}" + (
             "; see whether memory ran out" if name == "SIGKILL" else ""
         )
-        line = self._killed_by
-        with suppress(RuntimeError):  # the store may be gone
-            call_with_timeout(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
+        # in a thread: a store that answers no more must not hold up the end
+        self._publisher = threading.Thread(
+            target=self._publish, args=(self._killed_by,), daemon=True
+        )
+        self._publisher.start()
+
+    def _publish(self, line: str) -> None:
+        with suppress(DistError, StoreMissingError):
+            publish(self.address.connect(CONNECT_S), line)
 
 
 def _signal(number: int) -> str:

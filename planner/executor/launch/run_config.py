@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import json
 import math
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from planner.executor.data.data_config import BUFFER, DataConfig
 from planner.executor.runtime.optimizer import LRSchedule, OptimizerConfig, OptimizerKind
@@ -63,9 +65,12 @@ def _option(default: Any, about: str, *, group: str = "", **argparse_options: An
     return field(default=default, metadata={"help": about, "group": group, **argparse_options})
 
 
+_training, _optimizer, _simulated = (partial(_option, group=name) for name in GROUPS)
+
+
 def _rate(name: str, about: str) -> Any:
     default = getattr(OptimizerConfig(), name)
-    return _option(default, f"{about}; default {default:g}", group="optimizer", type=float)
+    return _optimizer(default, f"{about}; default {default:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +98,14 @@ class RunConfig:
         10,
         "steps in total; with 0, or no more than the checkpoint has, only --eval-data is "
         "evaluated; default %(default)s",
-        type=int,
     )
-    calibrate: Path | None = _option(None, "file to write measured compute times to", type=Path)
-    checkpoint: Path | None = _option(None, "folder to write checkpoints to", type=Path)
-    every: int = _option(EVERY, "steps between checkpoints; default %(default)s", type=int)
+    calibrate: Path | None = _option(None, "file to write measured compute times to")
+    checkpoint: Path | None = _option(None, "folder to write checkpoints to")
+    every: int = _option(EVERY, "steps between checkpoints; default %(default)s")
     resume: Path | None = _option(
-        None,
-        "resume from the latest checkpoint in this folder; --steps includes the steps before",
-        type=Path,
+        None, "resume from the latest checkpoint in this folder; --steps includes the steps before"
     )
-    trace: Path | None = _option(
-        None, "Chrome trace of the last executed iteration to write", type=Path
-    )
+    trace: Path | None = _option(None, "Chrome trace of the last executed iteration to write")
     device: str = _option(
         "auto",
         "where ranks compute; auto: CUDA where there is one; default %(default)s",
@@ -123,128 +123,74 @@ class RunConfig:
         "rounding differs in the last bits; default: on GPUs where Triton and a C compiler are",
         action=argparse.BooleanOptionalAction,
     )
-    wait: float | None = _option(
-        None, "seconds to wait for ranks that have not joined; default 60", type=float
-    )
+    wait: float | None = _option(None, "seconds to wait for ranks that have not joined; default 60")
     patience: float | None = _option(
-        None,
-        "heartbeat timeout in seconds; default 10, more for plans with long latencies",
-        type=float,
+        None, "heartbeat timeout in seconds; default 10, more for plans with long latencies"
     )
     own_pace: bool = _option(
-        False,
-        "plans of one stage: devices take microbatches as fast as they can",
-        action="store_true",
+        False, "plans of one stage: devices take microbatches as fast as they can"
     )
     rebalance: int | None = _option(
         None,
         "stochastic wiring: every STEPS steps, decide from measured times whether a device moves "
         "to another stage",
-        type=int,
         metavar="STEPS",
     )
     rebalance_rule: RebalanceRule = _option(
         RebalanceRule.PLANNED,
         "choose the move with the largest gain for the rest of the run, or use SWARM's Algorithm "
         "2; default %(default)s",
-        type=RebalanceRule,
-        choices=list(RebalanceRule),
     )
     elastic: bool = _option(
-        False,
-        "continue without a lost device if its stage has another one; restarted, it rejoins",
-        action="store_true",
+        False, "continue without a lost device if its stage has another one; restarted, it rejoins"
     )
-    events: bool = _option(False, "JSON lines instead of text", action="store_true")
+    events: bool = _option(False, "JSON lines instead of text")
     record: Path | None = _option(
         None,
         "times of operations and messages, one file per rank: {rank} in its name becomes the rank",
-        type=Path,
     )
-    data: Path | None = _option(
-        None,
-        "text file, or folder of them, to train on; default: synthetic",
-        group="training",
-        type=Path,
+    data: Path | None = _training(
+        None, "text file, or folder of them, to train on; default: synthetic"
     )
-    tokenizer: Path | None = _option(
-        None, "tokenizer.json of Hugging Face; default: bytes", group="training", type=Path
+    tokenizer: Path | None = _training(None, "tokenizer.json of Hugging Face; default: bytes")
+    shuffle: int = _training(
+        BUFFER, "samples of the text that are shuffled together; default %(default)s"
     )
-    shuffle: int = _option(
-        BUFFER,
-        "samples of the text that are shuffled together; default %(default)s",
-        group="training",
-        type=int,
-    )
-    eval_data: Path | None = _option(
-        None, "text file or folder to evaluate on; default: none", group="training", type=Path
-    )
-    eval_every: int = _option(
+    eval_data: Path | None = _training(None, "text file or folder to evaluate on; default: none")
+    eval_every: int = _training(
         EVAL_EVERY,
         "steps between two evaluations, the last is after all steps; default %(default)s",
-        group="training",
-        type=int,
     )
-    eval_batches: int = _option(
-        EVAL_BATCHES,
-        "batches of an evaluation, each as large as a step's; default %(default)s",
-        group="training",
-        type=int,
+    eval_batches: int = _training(
+        EVAL_BATCHES, "batches of an evaluation, each as large as a step's; default %(default)s"
     )
-    weights: Path | None = _option(
-        None,
-        "folder of Hugging Face weights to start from (safetensors)",
-        group="training",
-        type=Path,
+    weights: Path | None = _training(
+        None, "folder of Hugging Face weights to start from (safetensors)"
     )
-    export: Path | None = _option(
-        None,
-        "write the trained model into this folder, for Hugging Face",
-        group="training",
-        type=Path,
+    export: Path | None = _training(
+        None, "write the trained model into this folder, for Hugging Face"
     )
-    optimizer: OptimizerKind = _option(
-        OptimizerKind.ADAMW,
-        "AdamW, or plain gradient descent; default %(default)s",
-        group="optimizer",
-        type=OptimizerKind,
-        choices=list(OptimizerKind),
+    optimizer: OptimizerKind = _optimizer(
+        OptimizerKind.ADAMW, "AdamW, or plain gradient descent; default %(default)s"
     )
-    schedule: LRSchedule = _option(
-        LRSchedule.CONSTANT,
-        "of the learning rate after its warm-up; default %(default)s",
-        group="optimizer",
-        type=LRSchedule,
-        choices=list(LRSchedule),
+    schedule: LRSchedule = _optimizer(
+        LRSchedule.CONSTANT, "of the learning rate after its warm-up; default %(default)s"
     )
-    schedule_steps: int | None = _option(
-        None,
-        "cosine: steps until the lowest learning rate; default --steps",
-        group="optimizer",
-        type=int,
+    schedule_steps: int | None = _optimizer(
+        None, "cosine: steps until the lowest learning rate; default --steps"
     )
-    warmup: int = _option(
-        0,
-        "steps in which the learning rate rises; default %(default)s",
-        group="optimizer",
-        type=int,
-    )
+    warmup: int = _optimizer(0, "steps in which the learning rate rises; default %(default)s")
     learning_rate: float = _rate("learning_rate", "the highest")
     min_lr_ratio: float = _rate("min_lr_ratio", "cosine: the lowest learning rate over the highest")
     weight_decay: float = _rate("weight_decay", "AdamW's, of matrices; norms and biases have none")
     beta1: float = _rate("beta1", "AdamW's")
     beta2: float = _rate("beta2", "AdamW's")
     eps: float = _rate("eps", "AdamW's")
-    impose: bool = _option(
-        False, "sleep instead of computing", group="simulated", action="store_true"
-    )
-    speed: float = _option(1.0, "times are divided by it", group="simulated", type=float)
-    shrink: float = _option(1.0, "bytes are divided by it", group="simulated", type=float)
-    rest: int = _option(
-        0,
-        "number of warm-up steps before the first one; all ranks start each of them together",
-        group="simulated",
-        type=int,
+    impose: bool = _simulated(False, "sleep instead of computing")
+    speed: float = _simulated(1.0, "times are divided by it")
+    shrink: float = _simulated(1.0, "bytes are divided by it")
+    rest: int = _simulated(
+        0, "number of warm-up steps before the first one; all ranks start each of them together"
     )
 
     @classmethod
@@ -342,6 +288,7 @@ class RunConfig:
 def add_options(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
     """Add the options of `RunConfig` to a parser."""
     groups: dict[str, Any] = {"": parser}
+    types = get_type_hints(RunConfig)
     for option in fields(RunConfig):
         argparse_options = dict(option.metadata)
         if not argparse_options or option.name in exclude:
@@ -349,6 +296,14 @@ def add_options(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) 
         name = argparse_options.pop("group")
         if name not in groups:
             groups[name] = parser.add_argument_group(GROUPS[name])
+        # the type of an optional value comes before None
+        kind = (get_args(types[option.name]) or (types[option.name],))[0]
+        if option.default is False:
+            argparse_options["action"] = "store_true"
+        elif kind is not bool:
+            argparse_options["type"] = kind
+            if issubclass(kind, enum.Enum):
+                argparse_options["choices"] = list(kind)
         groups[name].add_argument(flag(option.name), default=option.default, **argparse_options)
 
 

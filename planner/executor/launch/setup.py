@@ -12,12 +12,10 @@ from functools import partial
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from planner.emulate.simulated_compute import CommonStart, SimulatedCompute
 from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import DeviceCollectives, Library, open_collectives
-from planner.executor.comm.time_scale import TimeScale
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
@@ -32,11 +30,12 @@ from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
 from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.memory import MemoryNeed, memory_claims, memory_need, require_memory
-from planner.executor.runtime.model_stage import ModelStage, require_executable
+from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.progress import Progress
-from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.stage_module import require_executable
+from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, make_router
@@ -58,11 +57,11 @@ class RunState:
     ----------
     ranks
         The rank group.
-    time_scale
-        Scale of simulated compute; None if a model is trained.
+    simulation
+        Simulated compute; None if a model is trained.
     model_stage
         This rank's part of the model; None without one.
-    compute
+    runtime
         Runs the operations of this rank.
     progress
         Output of the first rank.
@@ -81,12 +80,12 @@ class RunState:
     config: RunConfig
     ranks: RankGroup
     device: torch.device
-    time_scale: TimeScale | None
+    simulation: Simulation | None
     optimizer: OptimizerConfig
     data: DataConfig
     progress: Progress
     model_stage: ModelStage | None = None
-    compute: ModelStage | Aggregator | SimulatedCompute = field(init=False)
+    runtime: StageRuntime = field(init=False)
     held_out: EvaluationData | None = None
     need: MemoryNeed | None = None
     first: int = 0
@@ -99,7 +98,7 @@ class RunState:
         """Whether layers and head are compiled."""
         if self.config.compile is not None:
             return self.config.compile
-        return self.device.type == "cuda" and _has_compilers()
+        return self.device.type == "cuda" and _can_compile()
 
     def make_model_stage(self, plan: TrainingPlan, *, with_weights: bool = True) -> ModelStage:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
@@ -129,23 +128,21 @@ class RunState:
             uses_collectives=self.config.direct is not None,
         )
 
-    def make_pipeline(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> Pipeline:
+    def make_pipeline(self, plan: TrainingPlan, rank: int, runtime: StageRuntime) -> Pipeline:
         """Create the pipeline of a rank."""
         queue = self.ranks.store if self.config.own_pace else None
-        return make_pipeline(plan, rank, compute, queue=queue, speed=self.config.speed)
+        return make_pipeline(plan, rank, runtime, queue=queue, speed=self.config.speed)
 
     def make_worker(
         self, plan: TrainingPlan, ranks: RankGroup, pipeline: Pipeline, previous: Worker | None
     ) -> Worker:
         """Create the worker of this rank."""
-        scale = self.time_scale
         return Worker(
             plan,
             ranks,
-            self.compute,
-            pipeline=pipeline,
-            time_scale=scale,
-            start=None if scale is None else CommonStart(plan, ranks, scale),
+            self.runtime,
+            pipeline,
+            simulation=self.simulation,
             previous=previous,
             collectives=self.collectives,
         )
@@ -154,20 +151,25 @@ class RunState:
 def make_pipeline(
     plan: TrainingPlan,
     rank: int,
-    compute: StageRuntime,
+    runtime: StageRuntime,
     *,
     queue: Store | None = None,
     speed: float = 1.0,
 ) -> Pipeline:
     """Create the pipeline of a rank: a queue of microbatches, stochastic, or as planned."""
     if queue is not None:
-        return QueuePipeline(plan, rank, compute, queue)
+        return QueuePipeline(plan, rank, runtime, queue)
     if plan.wiring is Wiring.STOCHASTIC:
-        return StochasticPipeline(plan, rank, compute, make_router(plan, rank, speed))
-    return FixedPipeline(plan, rank, compute)
+        return StochasticPipeline(plan, rank, runtime, make_router(plan, rank, speed))
+    return FixedPipeline(plan, rank, runtime)
 
 
-def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> RunState:
+def set_up(
+    config: RunConfig,
+    plan: TrainingPlan,
+    detector: FailureDetector,
+    simulation: Simulation | None = None,
+) -> RunState:
     """Join the other ranks and prepare the first step; a collective call."""
     optimizer, data = config.optimizer_config(), config.training_data()
     eval_data = config.evaluation_data()
@@ -186,12 +188,11 @@ def set_up(config: RunConfig, plan: TrainingPlan, detector: FailureDetector) -> 
     )
     # only now, so that the other ranks are notified of a refusal
     device = _torch_device(config.device)
-    time_scale = TimeScale(config.speed, config.shrink) if config.impose else None
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)
-    state = RunState(config, ranks, device, time_scale, optimizer, data, progress)
-    if time_scale is not None:
-        state.compute = SimulatedCompute(plan, ranks.rank, time_scale)
+    state = RunState(config, ranks, device, simulation, optimizer, data, progress)
+    if simulation is not None:
+        state.runtime = simulation.make_runtime(plan, ranks.rank)
         return state
     _prepare_model(state, plan, detector)
     if eval_data is not None:
@@ -234,7 +235,7 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
         if measured is not None:
             write_text(config.calibrate, measured.to_json_text())
             state.progress.calibrated(str(config.calibrate))
-    state.compute = model_stage or Aggregator(plan, ranks.rank)
+    state.runtime = model_stage or Aggregator(plan, ranks.rank)
     _prepare_checkpoints(state, plan, detector)
     if first:
         state.progress.phase("running the first step")
@@ -246,7 +247,7 @@ def _digests(state: RunState, plan: TrainingPlan) -> dict[str, str]:
     if model_stage is None or weights is None:
         return {}
     layers = plan.stage_layers[plan.stage_of[state.ranks.rank]]
-    head = model_stage.head is not None
+    head = model_stage.module.head is not None
     return weight_digests(weights, require_executable(plan), *layers, head=head)
 
 
@@ -270,21 +271,21 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 
     if config.resume is not None and not ranks.joins_late:
         state.first = resume(config.resume, plan, ranks, state.model_stage, settings, config.steps)
-        done = state.first
-        if done > config.steps or (done == config.steps and config.eval_data is None):
+        steps_done = state.first
+        if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
-                f"--steps is {config.steps}, but {done} were done; give the number of all "
+                f"--steps is {config.steps}, but {steps_done} were done; give the number of all "
                 "steps, with those that were done, or as many and --eval-data to evaluate alone"
             )
-        if config.elastic and plan.sync.delayed and done:
+        if config.elastic and plan.sync.delayed and steps_done:
             raise Refusal(
-                f"--elastic: {done} steps were done, and the plan takes outer steps a step "
+                f"--elastic: {steps_done} steps were done, and the plan takes outer steps a step "
                 "late (sync.delayed), so that none continues from a checkpoint after a loss; "
                 "continue without --elastic"
             )
-        if config.elastic and done % plan.sync.every_steps:
+        if config.elastic and steps_done % plan.sync.every_steps:
             raise Refusal(
-                f"--elastic: {done} steps were done, and the plan averages every "
+                f"--elastic: {steps_done} steps were done, and the plan averages every "
                 f"{plan.sync.every_steps}; continue without it up to a checkpoint after an outer "
                 "step"
             )
@@ -311,7 +312,7 @@ def _start_gpu(choice: str) -> None:
         torch.zeros(1, device=_torch_device(choice))
 
 
-def _has_compilers() -> bool:
+def _can_compile() -> bool:
     """Whether Triton is here, and the C compiler that it calls."""
     found = [shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")]
     return importlib.util.find_spec("triton") is not None and any(found)

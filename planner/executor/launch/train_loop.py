@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.emulate.simulated_compute import SimulatedCompute
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.launch.setup import RunState
 from planner.executor.rendezvous.rank_group import close_older
@@ -39,30 +38,30 @@ class TrainResult(NamedTuple):
 def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks = state.config, state.ranks
-    pipeline = state.make_pipeline(plan, ranks.rank, state.compute)
+    pipeline = state.make_pipeline(plan, ranks.rank, state.runtime)
     worker = state.make_worker(plan, ranks, pipeline, previous=None)
     rebalancing = _rebalancing(state, plan)
     segments: Iterable[RunSegment] = (RunSegment(plan, state.first, config.steps),)
     if rebalancing is not None:
         segments = rebalancing.segments()
     records: list[StepRecord] = []
-    # heartbeat connections of each segment after the first
-    heartbeats: list[ExitStack] = []
+    # connections of segments after the first that stay open beyond them
+    segment_resources: list[ExitStack] = []
     with _evaluation(state, plan, worker) or nullcontext() as evaluation:
         for number, segment in enumerate(segments):
             if segment.move is not None:
                 _move(state, segment)
                 # the router's estimates are about the peers of the previous plan
-                pipeline = state.make_pipeline(segment.plan, ranks.rank, state.compute)
+                pipeline = state.make_pipeline(segment.plan, ranks.rank, state.runtime)
             if number:
-                heartbeats.append(ExitStack())
-                segment_ranks = replace(ranks, resources=heartbeats[-1])
+                segment_resources.append(ExitStack())
+                segment_ranks = replace(ranks, resources=segment_resources[-1])
                 worker = state.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
-                close_older(heartbeats)
+                close_older(segment_resources)
             segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
-    for remaining in heartbeats:
-        ranks.resources.callback(remaining.close)
+    for resources in segment_resources:
+        ranks.resources.callback(resources.close)
     if config.record is not None:
         path = Path(str(config.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, records)
@@ -116,12 +115,12 @@ def _move(state: RunState, segment: RunSegment) -> None:
     if state.need is not None:
         need = state.memory_need(segment.plan, rank)
         state.need = max(state.need, need, key=lambda need: need.total_bytes)
-    if state.time_scale is not None:
-        state.compute = SimulatedCompute(segment.plan, rank, state.time_scale)
+    if state.simulation is not None:
+        state.runtime = state.simulation.make_runtime(segment.plan, rank)
     elif rank == segment.target:
         # the weights are transferred, not loaded
         stage = state.make_model_stage(segment.plan, with_weights=False)
-        state.compute = state.model_stage = stage
+        state.runtime = state.model_stage = stage
     transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
     if state.checkpoints is not None:
         state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)

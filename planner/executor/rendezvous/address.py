@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.transport.store import ANY_ADDRESS, BIND
+from planner.executor.transport.store import ANY_ADDRESS, BIND, is_loopback
 from planner.utils.refusal import Refusal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -47,7 +47,7 @@ def publish_store_address(store: Store, rank: int) -> None:
     store_address = ""
     with suppress(OSError):  # not needed if an address is configured
         own, stores = _route_to_store()
-        store_address = "" if _is_loopback(own) else stores
+        store_address = "" if is_loopback(own) else stores
     store.set(f"{REACHED_KEY}/{rank}", store_address)
 
 
@@ -60,7 +60,7 @@ def reachable_address(store: Store, world: int) -> str:
     if (configured := configured_address()) is not None:
         return configured
     own, _ = _route_to_store()
-    if not _is_loopback(own):
+    if not is_loopback(own):
         return own
     values = store.multi_get([f"{REACHED_KEY}/{rank}" for rank in range(world)])
     published_addresses = [value.decode() for value in values]
@@ -125,10 +125,6 @@ def _route_to_store() -> tuple[str, str]:
             probe.connect(address)
             return str(probe.getsockname()[0]), str(address[0])
     return "127.0.0.1", "127.0.0.1"
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 def _is_own(address: str) -> bool:

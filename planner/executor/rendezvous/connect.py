@@ -60,14 +60,13 @@ def connections_to(
     of the run.
     """
     connections = _open(ranks, keys, name)
-    if ranks.rank_lost is not None:
-        # wake threads that wait on a connection; none waits on heartbeat connections
-        data_connections = [
-            c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT
-        ]
-        ranks.rank_lost.on_failure(lambda: _shut(*data_connections))
+    # wake threads that wait on a connection; none waits on heartbeat connections
+    data_connections = [
+        c for (kind, _), c in connections.items() if kind is not ChannelKind.HEARTBEAT
+    ]
     try:
-        yield connections
+        with ranks.on_rank_lost(lambda: _shut(*data_connections)):
+            yield connections
     finally:
         for (kind, _), connection in connections.items():
             if kind is ChannelKind.HEARTBEAT:
@@ -96,8 +95,7 @@ def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: 
         for server in servers:
             sockets.enter_context(server)
         addresses = ranks.all_gather(f"{name}/address", address)
-        if ranks.rank_lost is not None:
-            ranks.rank_lost.on_failure(lambda: _shut(*servers))
+        sockets.enter_context(ranks.on_rank_lost(lambda: _shut(*servers)))
         connections: Connections = {}
 
         def connect(key: tuple[ChannelKind, int]) -> None:
@@ -110,7 +108,7 @@ def _open(ranks: RankGroup, requested: Iterable[tuple[ChannelKind, int]], name: 
                 connecting = pool.map(connect, keys_to_connect)
                 listener = Listener(servers, ranks, keys_to_accept, name)
                 try:
-                    listener.open(timeout_s)
+                    listener.accept_all(timeout_s)
                 except OSError as error:
                     missing_keys = keys_to_accept - set(listener.accepted)
                     missing = min((other for _, other in missing_keys), default=0)
@@ -243,7 +241,7 @@ class Listener:
             return ""
         return f"; {self._rejected_count} others were refused, the last from {self._last_rejected}"
 
-    def open(self, timeout_s: float) -> None:
+    def accept_all(self, timeout_s: float) -> None:
         """Accept until all are `accepted`."""
         until = time.monotonic() + timeout_s
         # in parallel, so that slow or silent peers do not delay the others

@@ -7,9 +7,10 @@ wait for messages of their peers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -18,7 +19,6 @@ from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.secret import Secret
-from planner.executor.rendezvous.store_collectives import StoreCollectives
 
 ALL_LEFT_KEY = "left/all"
 TIMEOUT = timedelta(minutes=10)
@@ -75,17 +75,7 @@ class RankGroup:
     joins_late: bool = False
     secret: Secret | None = None
     address: str = ""
-    collectives: StoreCollectives = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        collectives = StoreCollectives(
-            self.store, self.rank, self.world_size, self._wait, self._get, self.delete_keys
-        )
-        object.__setattr__(self, "collectives", collectives)
-
-    @property
-    def _timeout(self) -> timedelta:
-        return TIMEOUT if self.detector is None else LONG_TIMEOUT
+    _used_keys: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @contextmanager
     def error_latch(self) -> Iterator[ErrorLatch]:
@@ -95,23 +85,23 @@ class RankGroup:
         waits for the threads. Enter it before their connections are opened, so that it ends after
         they are closed.
         """
-        error_latch, rank_lost = ErrorLatch(), self.rank_lost
+        error_latch = ErrorLatch()
         shutdown = None if self.detector is None else self.detector.shutdown
-
-        def end() -> None:
-            error_latch.fail(RunAborted())
-
-        if shutdown is not None:
-            shutdown.on_request(end)
-        if rank_lost is not None:
-            rank_lost.on_failure(lambda: error_latch.fail(rank_lost.error or RunAborted()))
         try:
-            yield error_latch
+            with ExitStack() as registered:
+                for cause in (shutdown, self.rank_lost):
+                    if cause is not None:
+                        registered.enter_context(
+                            cause.calling(partial(_fail_too, error_latch, cause))
+                        )
+                yield error_latch
         finally:
-            end()
-            if shutdown is not None:
-                shutdown.remove_callback(end)
+            error_latch.fail(RunAborted())
             error_latch.join_threads(JOIN_S)
+
+    def on_rank_lost(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """Context in which a callback is called if a rank of an elastic run is lost."""
+        return nullcontext() if self.rank_lost is None else self.rank_lost.calling(callback)
 
     def name(self, rank: int) -> str:
         """Device name of a rank."""
@@ -122,15 +112,36 @@ class RankGroup:
 
         The keys are deleted by the next call, unless ``keep`` is true.
         """
-        return self.collectives.all_gather(name, text, keep=keep)
+        previous_keys, own_key = list(self._used_keys), f"{name}/{self.rank}"
+        if not keep:
+            self._used_keys.append(own_key)
+        self.store.set(own_key, text)
+        values = self._get([f"{name}/{rank}" for rank in range(self.world_size)])
+        self._delete_used(previous_keys)
+        return [value.decode() for value in values]
 
     def barrier(self, name: str) -> None:
         """Wait until all ranks have called this; ``name`` is used once."""
-        self.collectives.barrier(name)
+        previous_keys, count_key, all_key = list(self._used_keys), f"{name}/count", f"{name}/all"
+        if self.store.add(count_key, 1) == self.world_size:
+            self._used_keys.extend([count_key, all_key])
+            self.store.set(all_key, "")
+        self._get([all_key])
+        self._delete_used(previous_keys)
+
+    def delete_used_keys(self) -> None:
+        """Delete the keys of the last call, once all ranks have returned from it or given it up."""
+        self._delete_used(list(self._used_keys))
+
+    def _delete_used(self, keys: Sequence[str]) -> None:
+        # all ranks have entered the present call, so all have returned from the previous one
+        if keys:
+            self.delete_keys(keys)
+            self._used_keys[:] = [key for key in self._used_keys if key not in keys]
 
     def delete_keys(self, keys: Sequence[str]) -> None:
         """Delete keys that no rank will read: in the background, if there is a failure detector."""
-        if self.detector is None or not self.detector.has_heartbeat:
+        if self.detector is None or not self.detector.is_watching:
             for key in keys:
                 self.store.delete_key(key)
             return
@@ -142,16 +153,10 @@ class RankGroup:
 
         self.detector.heartbeat.run_later(delete)
 
-    def _wait(self, keys: Sequence[str]) -> None:
-        if self.interruptible_get is None:
-            self.store.wait(list(keys), self._timeout)
-        else:
-            self.interruptible_get(keys)
-
     def _get(self, keys: Sequence[str]) -> list[bytes]:
         if self.interruptible_get is not None:
             return self.interruptible_get(keys)
-        self.store.wait(list(keys), self._timeout)
+        self.store.wait(list(keys), TIMEOUT if self.detector is None else LONG_TIMEOUT)
         values: list[bytes] = self.store.multi_get(list(keys))
         return values
 
@@ -170,6 +175,10 @@ class RankGroup:
         with suppress(DistError):
             self.store.wait([ALL_LEFT_KEY], LEAVE_TIMEOUT)
         self.resources.close()
+
+
+def _fail_too(error_latch: ErrorLatch, cause: ErrorLatch) -> None:
+    error_latch.fail(cause.error or RunAborted())
 
 
 def close_older(resources: list[ExitStack]) -> None:

@@ -91,14 +91,12 @@ def rendezvous(
     detector = detector or FailureDetector(name, Shutdown())
     detector.heartbeat_timeout_s = heartbeat_timeout_s
     shared_properties = {"plan": plan.content_hash[:12], "settings": settings}
-    shared_properties["secret"] = _secret_mode(secret)
-    connection = _connect_to_store(rank, names[0], wait_s)
-    if elastic_key and connection.store.check([elastic_key]):
-        return _rejoin(connection, rank, names, shared_properties, detector, secret)
-    proof_context = f"plan {plan.content_hash} settings {settings}"
-    return _register_and_connect(
-        connection, rank, names, shared_properties, detector, wait_s, secret, proof_context
+    process = _JoiningProcess.connect(
+        rank, names, shared_properties, detector, secret, wait_s, names[0]
     )
+    if elastic_key and process.store.check([elastic_key]):
+        return process.rejoin()
+    return process.join(wait_s, f"plan {plan.content_hash} settings {settings}")
 
 
 def rendezvous_by_name(
@@ -118,102 +116,110 @@ def rendezvous_by_name(
             f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
         ) from None
     detector.heartbeat_timeout_s = heartbeat_timeout_s
-    connection = _connect_to_store(rank, "rank 0", wait_s)
-    store = connection.store
+    process = _JoiningProcess.connect(
+        rank, (), {"settings": settings}, detector, secret, wait_s, "rank 0"
+    )
+    store = process.store
     store.set(f"name/{rank}", name)
     _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
     names = tuple(store.get(f"name/{r}").decode() for r in range(world))
     duplicate = next((each for each in names if names.count(each) > 1), None)
     if duplicate is not None:
-        raise RankAssignmentError(
-            f"device {duplicate!r} is claimed by two processes; name each device once"
-        )
-    shared_properties = {"settings": settings, "secret": _secret_mode(secret)}
-    return _register_and_connect(
-        connection, rank, names, shared_properties, detector, wait_s, secret, f"settings {settings}"
-    )
+        raise _claimed_twice(duplicate)
+    return process._replace(names=names).join(wait_s, f"settings {settings}")
 
 
-class _StoreConnection(NamedTuple):
-    """The store, and whether this process serves it."""
+class _JoiningProcess(NamedTuple):
+    """This process, and its connection to the store, before it is one of the ranks.
 
+    Attributes
+    ----------
+    serves
+        Whether it serves the store.
+    shared_properties
+        Properties that all ranks must have in common.
+    """
+
+    rank: int
+    names: tuple[str, ...]
+    shared_properties: Mapping[str, str]
+    detector: FailureDetector
+    secret: Secret | None
     address: StoreAddress
     store: Store
     serves: bool
 
+    @classmethod
+    def connect(
+        cls,
+        rank: int,
+        names: tuple[str, ...],
+        shared_properties: Mapping[str, str],
+        detector: FailureDetector,
+        secret: Secret | None,
+        wait_s: float,
+        serving_device: str,
+    ) -> _JoiningProcess:
+        """Connect to the store given by the environment, which ``serving_device`` serves."""
+        address = StoreAddress.from_environment()
+        # whether a rank has a secret is compared before it is proved
+        shared = {**shared_properties, "secret": "none" if secret is None else "file"}
+        serves = rank == 0 and not address.served_by_launcher
+        connection = _connect(address, wait_s, serves, serving_device)
+        return cls(rank, names, shared, detector, secret, address, *connection)
 
-def _connect_to_store(rank: int, serving_device: str, wait_s: float) -> _StoreConnection:
-    """Connect to the store given by the environment; ``serving_device`` serves it."""
-    address = StoreAddress.from_environment()
-    serves = rank == 0 and not address.served_by_launcher
-    return _StoreConnection(address, *_connect(address, wait_s, serves, serving_device))
+    def join(self, wait_s: float, proof_context: str) -> RankGroup:
+        """Join all ranks, each watched by another one; a collective call."""
+        store, rank, names, detector = self.store, self.rank, self.names, self.detector
+        self._start_watching()
+        if store.add(f"claim/{rank}", 1) > 1:
+            raise _claimed_twice(names[rank])
+        next_rank = (rank + 1) % len(names)
+        detector.watch_rank(rank, next_rank, names[next_rank])
+        _require_same_settings(store, names[rank], self.shared_properties)
+        publish_store_address(store, rank)
+        _wait_for_all(store, rank, names, wait_s)
+        if self.address.served_by_launcher:
+            on_first = [n for r, n in enumerate(names) if store.get(f"present/{r}") == b"0"]
+            if on_first:
+                detector.server = f"the node of device {on_first[0]!r}"
+        ranks = self._rank_group(joins_late=False)
+        if self.secret is not None:
+            authenticate_all(ranks, proof_context)
+        connect_ring(ranks)
+        return ranks
 
+    def rejoin(self) -> RankGroup:
+        """Join ranks that have started: send heartbeats, and nothing else yet."""
+        detector = self.detector
+        detector.on_rank_lost = lambda *_: None  # whatever happens here, the others continue
+        self._start_watching()
+        _require_same_settings(self.store, self.names[self.rank], self.shared_properties)
+        _claim_rejoin(self.store, self.rank, self.names[self.rank])
+        detector.watch_rank(self.rank, self.rank, self.names[self.rank])
+        return self._rank_group(joins_late=True)
 
-def _server_label(address: StoreAddress, names: Sequence[str]) -> str:
-    """Who serves the store, as messages and the failure detector name it."""
-    return "the launcher" if address.served_by_launcher else f"device {names[0]!r}"
+    def _start_watching(self) -> None:
+        by_launcher = self.address.served_by_launcher
+        self.detector.server = "the launcher" if by_launcher else f"device {self.names[0]!r}"
+        self.detector.start_watching(self.address, serves=self.serves)
 
-
-def _register_and_connect(
-    connection: _StoreConnection,
-    rank: int,
-    names: tuple[str, ...],
-    shared_properties: Mapping[str, str],
-    detector: FailureDetector,
-    wait_s: float,
-    secret: Secret | None,
-    proof_context: str,
-) -> RankGroup:
-    """All ranks with names, each watched by another one."""
-    address, store, serves = connection
-    world, name = len(names), names[rank]
-    detector.server = _server_label(address, names)
-    detector.start_watching(address, serves=serves)
-    if store.add(f"claim/{rank}", 1) > 1:
-        raise RankAssignmentError(
-            f"device {name!r} is claimed by two processes; name each device once"
+    def _rank_group(self, *, joins_late: bool) -> RankGroup:
+        return RankGroup(
+            self.rank,
+            len(self.names),
+            self.store,
+            self.names,
+            self.detector,
+            joins_late=joins_late,
+            secret=self.secret,
+            address=reachable_address(self.store, len(self.names)),
         )
-    detector.watch_rank(rank, (rank + 1) % world, names[(rank + 1) % world])
-    _require_same_settings(store, name, shared_properties)
-    publish_store_address(store, rank)
-    _wait_for_all(store, rank, names, wait_s)
-    if address.served_by_launcher:
-        on_first = [n for r, n in enumerate(names) if store.get(f"present/{r}") == b"0"]
-        detector.server = f"the node of device {on_first[0]!r}" if on_first else detector.server
-    ranks = RankGroup(
-        rank, world, store, names, detector, secret=secret, address=reachable_address(store, world)
-    )
-    if secret is not None:
-        authenticate_all(ranks, proof_context)
-    connect_ring(ranks)
-    return ranks
 
 
-def _rejoin(
-    connection: _StoreConnection,
-    rank: int,
-    names: tuple[str, ...],
-    shared_properties: Mapping[str, str],
-    detector: FailureDetector,
-    secret: Secret | None,
-) -> RankGroup:
-    """Send heartbeats, and nothing else yet."""
-    detector.server = _server_label(connection.address, names)
-    detector.on_rank_lost = lambda *_: None  # whatever happens to this process, the others continue
-    detector.start_watching(connection.address, serves=connection.serves)
-    _require_same_settings(connection.store, names[rank], shared_properties)
-    _claim_rejoin(connection.store, rank, names[rank])
-    detector.watch_rank(rank, rank, names[rank])
-    address = reachable_address(connection.store, len(names))
-    return RankGroup(
-        rank,
-        len(names),
-        connection.store,
-        names,
-        detector,
-        joins_late=True,
-        secret=secret,
-        address=address,
+def _claimed_twice(name: str) -> RankAssignmentError:
+    return RankAssignmentError(
+        f"device {name!r} is claimed by two processes; name each device once"
     )
 
 
@@ -223,9 +229,7 @@ def _claim_rejoin(store: Store, rank: int, name: str) -> None:
     time.sleep(REJOIN_SILENCE_S)
     # heartbeats of another process start elsewhere, so this key belongs to the previous one
     if heartbeats(store, [rank]) != [last] or store.add(f"rejoin/{rank}/{last.decode()}", 1) > 1:
-        raise RankAssignmentError(
-            f"device {name!r} is claimed by two processes; name each device once"
-        )
+        raise _claimed_twice(name)
 
 
 def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
@@ -304,11 +308,6 @@ def _format_option(flag: str, value: Any) -> str:
         return flag
     values = value if isinstance(value, list) else [value]
     return " ".join(map(str, [flag, *values]))
-
-
-def _secret_mode(secret: Secret | None) -> str:
-    """Whether a rank has a secret, which ranks compare before they prove it."""
-    return "none" if secret is None else "file"
 
 
 def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.model_stage import require_executable, tied_values
-from planner.executor.runtime.stage_runtime import ModelFree
+from planner.executor.runtime.stage_module import require_executable, tied_values
+from planner.executor.runtime.stage_runtime import ModelFreeRuntime
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
 
-class Aggregator(ModelFree):
+class Aggregator(ModelFreeRuntime):
     """A vector for the gradients of its stage, and no operations."""
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:

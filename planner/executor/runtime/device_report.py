@@ -32,7 +32,7 @@ def peak_flops(plan: TrainingPlan, ranks: RankGroup, device: torch.device) -> fl
 def device_reports(
     plan: TrainingPlan,
     ranks: RankGroup,
-    compute: ModelStage | Aggregator,
+    runtime: ModelStage | Aggregator,
     need: MemoryNeed,
     device: torch.device,
     worker: Worker,
@@ -41,7 +41,7 @@ def device_reports(
     on_gpu = device.type == "cuda"
     report = {
         "device": ranks.name(ranks.rank),
-        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else compute.held_bytes,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else runtime.held_bytes,
         "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
         "planned_bytes": round(need.planned_bytes),
         "expected_bytes": round(need.total_bytes),

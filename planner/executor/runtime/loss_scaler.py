@@ -48,15 +48,15 @@ class LossScaler:
             self.scale *= GROWTH_FACTOR
             self._growth_tracker = 0
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
         values = {SCALE: self.scale, GROWTH_TRACKER: float(self._growth_tracker)}
         return {name: torch.tensor(value) for name, value in values.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`."""
-        self.scale = float(state[SCALE])
-        self._growth_tracker = round(float(state[GROWTH_TRACKER]))
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+        self.scale = float(state_dict[SCALE])
+        self._growth_tracker = round(float(state_dict[GROWTH_TRACKER]))
 
 
 def initial_scale(workload: Workload) -> float:

@@ -17,7 +17,7 @@ from planner.executor.comm.codec import WireFormat, message_length
 from planner.executor.comm.device_identity import gpu_identity, machine_id
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.model_stage import has_head
+from planner.executor.runtime.stage_module import has_head
 from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from torch import Tensor
 
 from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import JOIN_S, RankGroup
@@ -39,9 +40,9 @@ class OuterAveraging:
 
     Parameters
     ----------
-    averaging
-        Its groups.
-    commit
+    averager
+        Averages over its groups.
+    committer
         Commits outer steps; None if each rank applies them when they are averaged.
 
     Attributes
@@ -54,12 +55,12 @@ class OuterAveraging:
         self,
         plan: TrainingPlan,
         ranks: RankGroup,
-        compute: StageRuntime,
-        averaging: StageAverager,
-        commit: StepCommitter | None,
+        runtime: StageRuntime,
+        averager: StageAverager,
+        committer: StepCommitter | None,
     ) -> None:
-        self._plan, self._ranks, self._compute = plan, ranks, compute
-        self._averaging, self._commit = averaging, commit
+        self._plan, self._ranks, self._runtime = plan, ranks, runtime
+        self._averager, self._committer = averager, committer
         self.pending_step: int | None = None
         self._background: Future[float] | None = None
         self._begin_s = 0.0
@@ -71,7 +72,7 @@ class OuterAveraging:
     def run(self, record: StepRecord) -> None:
         """Average the pseudo-gradients of a step and apply the outer step."""
         vector = self._pseudo_gradient(record.step)
-        if self._averaging.peers:
+        if self._averager.peers:
             begin_s = time.monotonic()
             record.ops.append(
                 OperationRecord(-1, self._ranks.rank, "A", begin_s, self._average(vector))
@@ -83,7 +84,7 @@ class OuterAveraging:
         """Start averaging while the next step computes."""
         vector = self._pseudo_gradient(step)
         self.pending_step = step
-        if self._averaging.peers:
+        if self._averager.peers:
             self._begin_s = time.monotonic()
             executor = ThreadPoolExecutor(1, "averaging")
             self._background = executor.submit(self._average, vector)
@@ -136,24 +137,24 @@ class OuterAveraging:
             wait([self._background], JOIN_S)
 
     def _average(self, vector: Tensor) -> float:
-        return self._averaging.run(lambda on_device: vector, self._links, self._sender)
+        return self._averager.run(GradientBuffer(vector), self._links, self._sender)
 
     def _apply_outer_step(self, step: int) -> None:
-        if self._commit is not None:
-            self._commit.commit_outer_step(step)
-        self._compute.outer_step()
+        if self._committer is not None:
+            self._committer.commit_outer_step(step)
+        self._runtime.outer_step()
 
     def _pseudo_gradient(self, step: int) -> Tensor:
         """The pseudo-gradient for the outer step after a step."""
         samples = None
-        if self._commit is not None:
+        if self._committer is not None:
             # of the remaining devices, which the plan does not know
             counts = self._ranks.all_gather(
-                f"samples/{step}", str(self._compute.pseudo_gradient_microbatches())
+                f"samples/{step}", str(self._runtime.pseudo_gradient_microbatches())
             )
             stage = self._plan.stage_of.get(self._ranks.rank)
             group = () if stage is None else self._plan.assignment.groups[stage]
             # the first of the devices that act as one reports
             reporters = {lockstep_devices(self._plan, d)[0] for d in group}
             samples = sum(int(counts[d]) for d in reporters)
-        return self._compute.pseudo_gradient(samples)
+        return self._runtime.pseudo_gradient(samples)

@@ -15,7 +15,6 @@ their gradient is the mean over all their samples, and so is the weight of their
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -29,8 +28,12 @@ SAMPLES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
-class SampleWeights(ABC):
-    """Weights of a device's samples in averages; by default nothing is counted.
+class PlannedWeights:
+    """Sample weights from the planned number of microbatches of a device and its stage.
+
+    In two-frequency averaging, the devices that average gradients in every step count as one.
+
+    Nothing is counted: the methods that count do nothing.
 
     Attributes
     ----------
@@ -39,54 +42,6 @@ class SampleWeights(ABC):
     """
 
     pseudo_gradient_microbatches = 0
-
-    def set_plan(self, plan: TrainingPlan, rank: int) -> None:  # noqa: B027
-        """Continue with the plan of the remaining devices."""
-
-    def begin(self, schedule: Schedule) -> None:  # noqa: B027
-        """Start a step."""
-
-    def count_microbatch(self) -> None:  # noqa: B027
-        """Count a microbatch of the device."""
-
-    def commit_step(self) -> None:  # noqa: B027
-        """Add the counts of the step, whose update is applied and not repeated."""
-
-    def take_snapshot(self) -> None:  # noqa: B027
-        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
-
-    def commit_outer_step(self) -> None:  # noqa: B027
-        """The outer step was applied."""
-
-    def reset_counts(self) -> None:  # noqa: B027
-        """Discard the counts."""
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore `state`."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Its part of a checkpoint."""
-        return {}
-
-    @abstractmethod
-    def gradient_scale(self, step: int) -> float | None:
-        """Factor from a sum over samples, divided by the batch, to the device's own mean."""
-
-    @abstractmethod
-    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
-        """The device's share of its stage's samples since the last outer step."""
-
-
-class PlannedWeights(SampleWeights):
-    """Sample weights from the planned number of microbatches of a device and its stage.
-
-    In two-frequency averaging, the devices that average gradients in every step count as one.
-
-    Attributes
-    ----------
-    pseudo_gradient_microbatches
-        0: samples are not counted.
-    """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._interval = plan.cycle, plan.sync.every_steps
@@ -114,24 +69,46 @@ class PlannedWeights(SampleWeights):
         stage = sum(self._stage_microbatches[schedule_id] for schedule_id in schedule_ids)
         return own / stage if stage else 0.0
 
+    def set_plan(self, plan: TrainingPlan, rank: int) -> None:
+        """Continue with the plan of the remaining devices."""
 
-class CountedWeights(SampleWeights):
+    def begin(self, schedule: Schedule) -> None:
+        """Start a step."""
+
+    def count_microbatch(self) -> None:
+        """Count a microbatch of the device."""
+
+    def commit_step(self) -> None:
+        """Add the counts of the step, whose update is applied and not repeated."""
+
+    def take_snapshot(self) -> None:
+        """Attribute the counts so far to the pseudo-gradient, and restart counting."""
+
+    def commit_outer_step(self) -> None:
+        """The outer step was applied."""
+
+    def reset_counts(self) -> None:
+        """Discard the counts."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Its part of a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+
+
+class CountedWeights(PlannedWeights):
     """Sample weights from counted microbatches, if the plan does not determine them.
 
     With stochastic routing through every stage the total is known. In elastic runs the remaining
     devices exchange their counts, since those of lost devices do not count. In two-frequency
     averaging, the counts of devices that average gradients in every step are added, also if one of
     them is lost later: its gradients are in the parameters.
-
-    Attributes
-    ----------
-    pseudo_gradient_microbatches
-        Microbatches of the pseudo-gradient that is averaged, or was last.
     """
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        self._cycle, self._interval = plan.cycle, plan.sync.every_steps
-        self._microbatches = [len(s.paths) for s in plan.schedules]
+        super().__init__(plan, rank)
         # microbatches of this step, and of committed ones after the last pseudo-gradient
         self._step_microbatch_count = self._committed_microbatches = (
             self.pseudo_gradient_microbatches
@@ -184,17 +161,17 @@ class CountedWeights(SampleWeights):
             samples = sum(self._step_microbatches(t) for t in steps)
         return self.pseudo_gradient_microbatches / samples if samples else 0.0
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
         counts = {SAMPLES: self._committed_microbatches}
         if self.pseudo_gradient_microbatches:
             counts[PSEUDO_GRADIENT_MICROBATCHES] = self.pseudo_gradient_microbatches
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`; plans with fixed paths have none."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`; plans with fixed paths have none."""
         self._committed_microbatches, self.pseudo_gradient_microbatches = (
-            round(float(state[name])) if name in state else 0
+            round(float(state_dict[name])) if name in state_dict else 0
             for name in (SAMPLES, PSEUDO_GRADIENT_MICROBATCHES)
         )
 
@@ -272,7 +249,7 @@ class OuterSGD:
         """Views of the parameters after the last outer step, by name."""
         return self.named(self._global)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
         tensors = {PARAMETER + name: tensor for name, tensor in self.global_parameters().items()}
         if self._momentum is not None:
@@ -280,10 +257,10 @@ class OuterSGD:
             tensors |= {MOMENTUM + name: tensor for name, tensor in named.items()}
         return tensors
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `state`."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state_dict[name])
         # with a pending outer step, nothing was done since the snapshot
         self.take_snapshot()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from planner.executor.comm.device_backend import DeviceBackend, Event
@@ -60,8 +60,8 @@ class FixedPipeline:
 
     fixed_order = True
 
-    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime) -> None:
-        self._compute = compute
+    def __init__(self, plan: TrainingPlan, rank: int, runtime: StageRuntime) -> None:
+        self._runtime = runtime
         self._p2p_schedules = {k: P2PSchedule(plan.schedules[k], rank) for k in set(plan.cycle)}
         self.peers = {peer for p2p in self._p2p_schedules.values() for peer in p2p.peers}
         self.loss_ranks = head_ranks(plan)
@@ -70,22 +70,20 @@ class FixedPipeline:
         """See `Pipeline`."""
         self._sender = links.sender
         expected = expected_messages([self._p2p_schedules[k] for k in schedule_ids])
-        self._receiver = Receiver(links.incoming, expected, self._compute.buffer, links.error_latch)
+        self._receiver = Receiver(links.incoming, expected, self._runtime.buffer, links.error_latch)
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
-        run_operations(
-            self._p2p_schedules[schedule_id],
-            self._compute,
-            self._receiver,
-            self._sender,
-            index,
-            record,
-            on_end,
-        )
+        links = self._receiver, self._sender
+        schedule, order = self._p2p_schedules[schedule_id], self._order(index, schedule_id)
+        run_operations(schedule, self._runtime, *links, index, record, on_end, order=order)
 
     def finish(self) -> None:
         """All messages have been received."""
+
+    def _order(self, index: int, schedule_id: int) -> Iterable[Operation]:
+        """Operations of this device in a step."""
+        return self._p2p_schedules[schedule_id].order
 
 
 def head_ranks(plan: TrainingPlan) -> set[int]:
@@ -96,19 +94,21 @@ def head_ranks(plan: TrainingPlan) -> set[int]:
 
 def run_operations(
     p2p_schedule: P2PSchedule,
-    compute: Operations,
+    runtime: Operations,
     receiver: Receiver,
     sender: Sender,
     index: int,
     record: StepRecord,
     on_end: EndCallback = lambda end_s: None,
+    *,
+    order: Iterable[Operation] | None = None,
 ) -> None:
-    """Run F, H and B of one device; messages are sent as soon as their operation is done.
+    """Run F, H and B of one device; messages are sent as soon as their operation has ended.
 
     On a GPU the next operation is issued before the previous one has ended, if its input has
     arrived.
     """
-    backend, rank = compute.backend, p2p_schedule.device
+    backend, rank = runtime.backend, p2p_schedule.device
     issued: deque[IssuedOperation] = deque()
 
     def drain(max_pending: int) -> None:
@@ -119,7 +119,7 @@ def run_operations(
                 sender.mark_computed(operation.sent[0].destination, operation.sent[1], end_s)
             on_end(end_s)
 
-    for operation in p2p_schedule.order:
+    for operation in p2p_schedule.order if order is None else order:
         kind, microbatch = operation
         received = None
         if (needed := p2p_schedule.needs.get(operation)) is not None:
@@ -127,7 +127,7 @@ def run_operations(
                 drain(0)
             received = receiver.receive(index, needed)
         start_event = backend.record_event()
-        output = compute.run_op(kind, microbatch, None if received is None else received.tensor)
+        output = runtime.run_op(kind, microbatch, None if received is None else received.tensor)
         end_event = backend.record_event()
         if (sent_message := p2p_schedule.sends.get(operation)) is not None:
             sender.send(output, sent_message.destination)
@@ -151,10 +151,10 @@ class IssuedOperation(NamedTuple):
         start_s = backend.wait_for_event(self.start_event)
         end_s = backend.wait_for_event(self.end_event)
         if self.sent is not None:
-            record.sent(*self.sent, end_s)
+            record.record_sent(*self.sent, end_s)
         kind, microbatch = self.operation
         record.ops.append(OperationRecord(microbatch, rank, kind, start_s, end_s))
         if self.received is not None:
             received = self.received
-            record.received(received.message, received.tensor.nbytes, received.arrived_s)
+            record.record_received(received.message, received.tensor.nbytes, received.arrived_s)
         return end_s

@@ -13,7 +13,7 @@ from planner.utils.atomic_write import write_text
 
 
 class OperationRecord(NamedTuple):
-    """An operation; A and U have microbatch -1."""
+    """An operation: F, H (head and loss) or B of a microbatch; averaging A or update U, of -1."""
 
     microbatch: int
     device: int
@@ -59,11 +59,11 @@ class StepRecord:
     gradient_norm: float | None = None
     loss_scale: float | None = None
 
-    def sent(self, message: Message, size: int, handed_over_s: float) -> None:
+    def record_sent(self, message: Message, size: int, handed_over_s: float) -> None:
         """Record a message that was sent."""
         self._add_message(message, size, handed_over_s, None)
 
-    def received(self, message: Message, size: int, arrived_s: float) -> None:
+    def record_received(self, message: Message, size: int, arrived_s: float) -> None:
         """Record a message that arrived."""
         self._add_message(message, size, None, arrived_s)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
 from planner.executor.comm.device_backend import HOST, DeviceBackend
+from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p_schedule import Message
+from planner.executor.comm.time_scale import TimeScale
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
 
@@ -31,11 +37,9 @@ class StageRuntime(Operations, Protocol):
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
-    def gradients(self, *, on_device: bool | None = None) -> Tensor:
-        """``float32`` vector of the step's gradients, averaged in place.
-
-        On the host or on the device, to which it is copied if necessary; None: where it is.
-        """
+    @property
+    def gradients(self) -> GradientBuffer:
+        """The step's gradients, averaged in place."""
 
     @property
     def tied_values(self) -> int:
@@ -75,16 +79,31 @@ class StageRuntime(Operations, Protocol):
         none."""
 
 
-class ModelFree:
+class Simulation(Protocol):
+    """Simulated compute of a whole run, instead of a model."""
+
+    @property
+    def time_scale(self) -> TimeScale:
+        """Scale of its times and bytes."""
+
+    def make_runtime(self, plan: TrainingPlan, rank: int) -> StageRuntime:
+        """Create the compute of a rank."""
+
+    def make_barrier(self, plan: TrainingPlan, ranks: RankGroup) -> Callable[[str], None]:
+        """Create a barrier after which all ranks start at the same time."""
+
+
+class ModelFreeRuntime:
     """Base of stage runtimes without a model: a vector to average, and no optimizer."""
 
     backend: DeviceBackend = HOST
     loss_scale: float | None = None
     _vector: Tensor
 
-    def gradients(self, *, on_device: bool | None = None) -> Tensor:
+    @cached_property
+    def gradients(self) -> GradientBuffer:
         """The vector; its content is ignored."""
-        return self._vector
+        return GradientBuffer(self._vector)
 
     def unscale(self) -> None:
         """There is no loss scale."""

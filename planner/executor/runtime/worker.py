@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from torch import Tensor
-
 from planner.executor.comm.allreduce_links import AllReduceLinks
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.device_collectives import DeviceCollectives
@@ -20,14 +18,13 @@ from planner.executor.comm.tcp_tuning import (
     grow_windows,
     uses_network,
 )
-from planner.executor.comm.time_scale import TimeScale
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
-from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, PipelineLinks
+from planner.executor.runtime.pipeline import Pipeline, PipelineLinks
 from planner.executor.runtime.records import OperationRecord, StepRecord
-from planner.executor.runtime.stage_runtime import StageRuntime
+from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.step_committer import StepCommitter
 from planner.executor.transport.connections import (
     REVERSE,
@@ -45,18 +42,15 @@ class Worker:
 
     Parameters
     ----------
-    compute
+    runtime
         Runs the operations of this rank.
     pipeline
-        Decides which operations run, and in which order; by default those of the plan.
-    time_scale
-        Scale of simulated compute; None if a model is trained.
-    start
-        Starts a step on all ranks together, given a name that is unique to it; by default a
-        barrier.
+        Decides which operations run, and in which order.
+    simulation
+        Simulated compute; None if a model is trained.
     previous
         The worker of the previous segment of the run, whose counts continue.
-    commit
+    committer
         Commits steps and collects losses; None if each rank updates when its gradients are ready.
     collectives
         Collectives between GPUs, used where they support a group; None to average in host memory.
@@ -81,13 +75,12 @@ class Worker:
         self,
         plan: TrainingPlan,
         ranks: RankGroup,
-        compute: StageRuntime,
+        runtime: StageRuntime,
+        pipeline: Pipeline,
         *,
-        pipeline: Pipeline | None = None,
-        time_scale: TimeScale | None = None,
-        start: Callable[[str], None] | None = None,
+        simulation: Simulation | None = None,
         previous: Worker | None = None,
-        commit: StepCommitter | None = None,
+        committer: StepCommitter | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> None:
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
@@ -101,25 +94,26 @@ class Worker:
             self.microbatches, self._earlier_sent_bytes = previous.microbatches, previous.sent_bytes
             self._segment = previous._segment + 1
         self._channels: dict[ChannelKind, DuplexChannels] = {}
-        self._compute, self._time_scale = compute, time_scale
-        self._pipeline = pipeline or FixedPipeline(plan, ranks.rank, compute)
-        self._start = start or ranks.barrier
-        self._commit, self._collectives = commit, collectives
-        reports_losses = commit is None and time_scale is None
-        self._loss_ranks = self._pipeline.loss_ranks if reports_losses else set()
-        self.comm_plan = CommPlan(
-            plan, ranks.rank, self._pipeline.peers, self._loss_ranks, time_scale
-        )
-        averaging = self.comm_plan.averaging
-        self._outer = OuterAveraging(plan, ranks, compute, averaging, commit)
+        self._runtime, self._pipeline = runtime, pipeline
+        self._simulated = simulation is not None
+        self._barrier: Callable[[str], None] = ranks.barrier
+        if simulation is not None:
+            self._barrier = simulation.make_barrier(plan, ranks)
+        self._committer, self._collectives = committer, collectives
+        reports_losses = committer is None and simulation is None
+        self._loss_ranks = pipeline.loss_ranks if reports_losses else set()
+        time_scale = None if simulation is None else simulation.time_scale
+        self.comm_plan = CommPlan(plan, ranks.rank, pipeline.peers, self._loss_ranks, time_scale)
+        averager = self.comm_plan.averager
+        self._outer = OuterAveraging(plan, ranks, runtime, averager, committer)
         # readiness can be predicted if a step that averages has a fixed order of operations;
         # collectives need no notification
         predictable = (
             self._pipeline.fixed_order
             and not plan.sync.local_steps
-            and not averaging.starts_on_device(collectives)
+            and not averager.starts_on_device(collectives)
         )
-        notify_ahead_s = averaging.notify_ahead_s
+        notify_ahead_s = averager.notify_ahead_s
         self._ready_hint = ReadyHint(notify_ahead_s) if predictable and notify_ahead_s else None
 
     @property
@@ -176,12 +170,12 @@ class Worker:
                 is_warmup = index < warmup_steps
                 step = index if is_warmup else numbers[index - warmup_steps]
                 if index <= warmup_steps:
-                    self._start(f"begin/{self._segment}/{index}")
+                    self._barrier(f"begin/{self._segment}/{index}")
                     self.began_s = time.monotonic()
                 record = self.record = StepRecord(step, is_warmup, time.monotonic())
                 self._run_step(record, index, schedule_id)
                 if loss_sender is not None:
-                    loss_sender.report(step, self._compute.loss() or 0.0)
+                    loss_sender.report(step, self._runtime.loss() or 0.0)
                 yield record
             self._outer.finish(record)
             self._close_links(error_latch)
@@ -210,15 +204,15 @@ class Worker:
         self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
     ) -> None:
         """Start the threads that send and receive."""
-        if self._commit is not None:
-            self._commit.abort_on(error_latch)
+        if self._committer is not None:
+            self._committer.abort_on(error_latch)
         channels = self._channels[ChannelKind.PIPELINE]
         self._sender = Sender(
             channels.outgoing,
             error_latch,
             self.comm_plan.rates(),
             self.comm_plan.round_trips_s(),
-            self._compute.backend,
+            self._runtime.backend,
         )
         self._pipeline.open(
             PipelineLinks(channels.incoming, self._sender, error_latch), schedule_ids
@@ -257,7 +251,7 @@ class Worker:
 
     def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
         """Operations, averaging and updates of one step."""
-        self._compute.begin(record.step, self.plan.schedules[schedule_id])
+        self._runtime.begin(record.step, self.plan.schedules[schedule_id])
         self._run_operations(record, index, schedule_id)
         if self.plan.sync.local_steps:
             self._local_step(record)
@@ -278,40 +272,37 @@ class Worker:
 
     def _average_and_update(self, record: StepRecord) -> None:
         """Average gradients over the stage, clip them, and update."""
-        tied = self._compute.tied_values
-        self._compute.unscale()
-        gradients, averaging = self._compute.gradients, self.comm_plan.averaging
-        # copy the vector to where the first round needs it, before peers are notified
-        gradients(on_device=averaging.starts_on_device(self._collectives))
+        tied = self._runtime.tied_values
+        self._runtime.unscale()
+        # before peers are notified
+        self.comm_plan.averager.prepare(self._runtime.gradients, self._collectives)
         notified = None
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
             notified = self._ready_hint.notified
-        self._average(
-            record, averaging, lambda on_device: gradients(on_device=on_device)[tied:], notified
-        )
+        self._average(record, self.comm_plan.averager, slice(tied, None), notified)
         if tied:
-            self._average(
-                record, self.comm_plan.tied, lambda on_device: gradients(on_device=on_device)[:tied]
-            )
+            self._average(record, self.comm_plan.tied_averager, slice(tied))
         self._clip(record)
-        if self._commit is not None:
-            self._commit.commit_step(record.step, self._compute.loss())
+        if self._committer is not None:
+            self._committer.commit_step(record.step, self._runtime.loss())
         self._update(record)
 
     def _clip(self, record: StepRecord) -> None:
         """Compute the global norm and clip by it, if the plan needs it."""
-        norm, vector = self.comm_plan.gradient_norm, self._compute.gradients()
+        norm, vector = self.comm_plan.gradient_norm, self._runtime.gradients.current
         if norm is None:
             return
-        if self._time_scale is not None:
+        if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.norm_and_clip(vector[:0], self._norm_connections)
+            norm.clip_grad_norm_(vector[:0], self._norm_connections)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
-        uncounted_values = 0 if on_first_stage else self._compute.tied_values
-        record.gradient_norm = norm.norm_and_clip(vector, self._norm_connections, uncounted_values)
+        uncounted_values = 0 if on_first_stage else self._runtime.tied_values
+        record.gradient_norm = norm.clip_grad_norm_(
+            vector, self._norm_connections, uncounted_values
+        )
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -319,17 +310,13 @@ class Worker:
         In two-frequency averaging the update uses the averaged gradient of the region.
         """
         sync = self.plan.sync
-        within_region = self.comm_plan.within_region
-        if within_region.peers:
-            gradients = self._compute.gradients
-            gradients(on_device=within_region.starts_on_device(self._collectives))
-            self._average(record, within_region, lambda on_device: gradients(on_device=on_device))
-        if self._commit is not None:
-            self._commit.commit_step(record.step, self._compute.loss())
+        self._average(record, self.comm_plan.region_averager)
+        if self._committer is not None:
+            self._committer.commit_step(record.step, self._runtime.loss())
         self._update(record)
         self._outer.finish(record)
         if sync.due(record.step):
-            self._compute.take_snapshot()
+            self._runtime.take_snapshot()
             # warm-up steps are measured one by one
             if sync.delayed and not record.is_warmup:
                 self._outer.begin(record.step)
@@ -340,19 +327,20 @@ class Worker:
     def _average(
         self,
         record: StepRecord,
-        averaging: StageAverager,
-        values: Callable[[bool | None], Tensor],
+        averager: StageAverager,
+        part: slice = slice(None),
         notified: Collection[int] | None = None,
     ) -> None:
-        if averaging.peers:
+        buffer, collectives = self._runtime.gradients, self._collectives
+        if averager.peers:
             begin_s = time.monotonic()
-            end_s = averaging.run(values, self._links, self._sender, notified, self._collectives)
+            end_s = averager.run(buffer, self._links, self._sender, notified, collectives, part)
             record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:
         begin_s = time.monotonic()
-        self._compute.update(record.gradient_norm)
-        record.loss_scale = self._compute.loss_scale
+        self._runtime.update(record.gradient_norm)
+        record.loss_scale = self._runtime.loss_scale
         record.end_s = time.monotonic()
         record.ops.append(OperationRecord(-1, self.rank, "U", begin_s, record.end_s))
 

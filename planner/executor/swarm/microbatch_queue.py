@@ -6,18 +6,17 @@ batch is complete.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.runtime.pipeline import EndCallback, IssuedOperation, PipelineLinks
-from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.pipeline import FixedPipeline
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation
 
 
 class MicrobatchQueue:
@@ -50,29 +49,24 @@ def _key(step_index: int) -> str:
     return f"tickets/{step_index}"
 
 
-class QueuePipeline:
+class QueuePipeline(FixedPipeline):
     """Runs microbatches of the queue through the whole model; for plans of one stage."""
 
     fixed_order = False
 
-    def __init__(self, plan: TrainingPlan, rank: int, compute: StageRuntime, store: Store) -> None:
+    def __init__(self, plan: TrainingPlan, rank: int, runtime: StageRuntime, store: Store) -> None:
         _require_queued(plan)
-        self._schedules, self._rank, self._compute = plan.schedules, rank, compute
-        self.peers: set[int] = set()
+        super().__init__(plan, rank, runtime)
         self.loss_ranks = set(plan.stage_of)
-        self._queue = MicrobatchQueue(store, len(self.loss_ranks))
+        self._takes_microbatches = rank in plan.stage_of
+        self._microbatches = [len(schedule.paths) for schedule in plan.schedules]
+        self._queue = MicrobatchQueue(store, len(plan.stage_of))
 
-    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
-        """No messages are exchanged."""
-
-    def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
+    def _order(self, index: int, schedule_id: int) -> Iterator[Operation]:
         """Take microbatches until the batch is complete."""
-        if self._rank in self.loss_ranks:
-            numbers = self._queue.take(index, len(self._schedules[schedule_id].paths))
-            run_whole_model(numbers, self._compute, self._rank, record)
-
-    def finish(self) -> None:
-        """No messages are exchanged."""
+        if self._takes_microbatches:
+            for microbatch in self._queue.take(index, self._microbatches[schedule_id]):
+                yield from ((kind, microbatch) for kind in "FHB")
 
 
 def _require_queued(plan: TrainingPlan) -> None:
@@ -94,20 +88,3 @@ def _require_queued(plan: TrainingPlan) -> None:
             f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
             "out --own-pace"
         )
-
-
-def run_whole_model(
-    microbatches: Iterable[int], compute: StageRuntime, rank: int, record: StepRecord
-) -> None:
-    """Run microbatches through the whole model on this device."""
-    backend = compute.backend
-    issued: deque[IssuedOperation] = deque()
-    for microbatch in microbatches:
-        for kind in "FHB":
-            start = backend.record_event()
-            compute.run_op(kind, microbatch, None)
-            issued.append(IssuedOperation((kind, microbatch), start, backend.record_event()))
-            if len(issued) > backend.max_pending:
-                issued.popleft().wait_and_record(backend, rank, record)
-    for operation in issued:
-        operation.wait_and_record(backend, rank, record)

@@ -37,7 +37,7 @@ class MicrobatchSource:
         self._in_flight = 0
 
     @property
-    def done(self) -> bool:
+    def all_finished(self) -> bool:
         """Whether all microbatches of the step have finished."""
         return not self._waiting and not self._in_flight
 

@@ -94,7 +94,7 @@ class StochasticPipeline:
 
     Parameters
     ----------
-    compute
+    runtime
         Runs operations.
     router
         Estimates of peers, updated during the run.
@@ -106,12 +106,12 @@ class StochasticPipeline:
         self,
         plan: TrainingPlan,
         rank: int,
-        compute: StageRuntime,
+        runtime: StageRuntime,
         router: Router[int],
     ) -> None:
         self.loss_ranks = head_ranks(plan)
         self.peers: set[int] = set()
-        self._rank, self._compute = rank, compute
+        self._rank, self._runtime = rank, runtime
         # aggregators have no stage and run no operations
         self._idle = rank not in plan.stage_of
         if self._idle:
@@ -143,12 +143,12 @@ class StochasticPipeline:
         if self._idle:
             return
         self._sender, self._error_latch = links.sender, links.error_latch
-        links.error_latch.on_failure(self._wake)
+        links.error_latch.notify_on_failure(self._changed)
         self._mailbox = Mailbox(
             self._rank,
             links.incoming,
             self._message_format,
-            self._compute.buffer,
+            self._runtime.buffer,
             self._handle,
             links.error_latch,
         )
@@ -175,7 +175,7 @@ class StochasticPipeline:
                             )
                             announced_end = True
                         if not self._in_flight and (
-                            self._microbatch_source is None or self._microbatch_source.done
+                            self._microbatch_source is None or self._microbatch_source.all_finished
                         ):
                             del self._end_counts[index], self._forward[index]
                             return
@@ -204,7 +204,7 @@ class StochasticPipeline:
         if received.tensor is not None:
             kind = KINDS[header.kind]
             message = Message(kind, header.microbatch, received.source, self._rank)
-            record.received(message, received.tensor.nbytes, received.arrived_s)
+            record.record_received(message, received.tensor.nbytes, received.arrived_s)
         if header.kind is MessageKind.LOSS:
             output, end_s = self._run_op("H", header, received.tensor, record)
             self._send(MessageKind.BACKWARD, header, output, header.path[-1], end_s, record)
@@ -249,9 +249,9 @@ class StochasticPipeline:
     def _run_op(
         self, kind: str, header: RoutingHeader, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        backend = self._compute.backend
+        backend = self._runtime.backend
         start = backend.record_event()
-        output = self._compute.run_op(kind, header.microbatch, received)
+        output = self._runtime.run_op(kind, header.microbatch, received)
         # report the compute time to the peer
         start_s = backend.wait_for_event(start)
         end_s = backend.wait_for_event(backend.record_event())
@@ -308,7 +308,7 @@ class StochasticPipeline:
         self._sender.send(tensor, peer, self._message_format.pack(replace(header, kind=kind)))
         self._sender.mark_computed(peer, tensor.nbytes, end_s)
         message = Message(KINDS[kind], header.microbatch, self._rank, peer)
-        record.sent(message, tensor.nbytes, end_s)
+        record.record_sent(message, tensor.nbytes, end_s)
 
     def _send_header(self, peer: int, header: RoutingHeader) -> None:
         if peer == self._rank:
@@ -319,10 +319,6 @@ class StochasticPipeline:
     def _broadcast_header(self, peers: tuple[int, ...], header: RoutingHeader) -> None:
         for peer in peers:
             self._send_header(peer, header)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 def _with(path: tuple[int, ...], stage: int, peer: int) -> tuple[int, ...]:

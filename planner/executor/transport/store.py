@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -31,8 +32,7 @@ STARTED_KEY, FINISHED_KEY = "membership/0", "membership/finished"
 BACKLOG = 2048
 """Backlog of the listening socket: all ranks connect at once."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-
-
+"""Environment variable: number of restarts of all ranks by torchrun."""
 BIND = "PLANNER_BIND"
 """Environment variable: address of this node to listen on."""
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -44,12 +44,12 @@ ADDRESS_REMEDY = (
     "name the node of the plan's first device, this one, in MASTER_ADDR everywhere; where that is "
     "translated on the way, this node's own address with --bind"
 )
-"""Remedy for an address that is not of this node."""
+"""Remedies for an address that is not of this node."""
 ANSWER_S = 3.0
 """Timeout beyond PyTorch's own."""
-T = TypeVar("T")
 RETRY_S, MIN_TIMEOUT_S = 0.25, 1.0
 """Interval of connection attempts, and shortest total time."""
+T = TypeVar("T")
 
 
 class StoreMissingError(RuntimeError):
@@ -116,16 +116,15 @@ class StoreAddress:
         remaining_s = max(until - time.monotonic(), MIN_TIMEOUT_S)
         remaining = timedelta(seconds=remaining_s)
         try:
-            store = call_with_timeout(
+            return call_with_timeout(
                 remaining_s + ANSWER_S,
                 lambda: TCPStore(self.host, self.port, timeout=remaining, wait_for_workers=False),
             )
         except DistError:
             raise self._missing_error(timeout_s) from None
-        if store is None:
+        except TimeoutError:
             why = " as a store does: it is stopped, or something else listens there"
-            raise self._missing_error(timeout_s, why)
-        return store
+            raise self._missing_error(timeout_s, why) from None
 
     def _wait_for_listener(self, until: float, timeout_s: float) -> None:
         """Wait until a server listens."""
@@ -146,23 +145,19 @@ class StoreAddress:
         return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
 
 
-def call_with_timeout(seconds: float, job: Callable[[], T]) -> T | None:
-    """Run a job that may block forever, with a timeout."""
-    results: list[T] = []
-    failed: list[Exception] = []
+def call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
+    """Call a function that may block forever; raises `TimeoutError` after some time."""
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(job())
+            future.set_result(function())
         except Exception as error:
-            failed.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    return results[0] if results else None
+    # a daemon: unlike a thread of an executor, it does not hold up the end of the process
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def serve_store(
@@ -197,7 +192,7 @@ def _listen(host: str, port: int, remedy: str) -> socket.socket:
         raise Refusal(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
     addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in resolved))
     for family, address in addresses:
-        if _is_loopback(address) and not _is_loopback(host) and host != "localhost":
+        if is_loopback(address) and not is_loopback(host) and host != "localhost":
             continue
         try:
             return socket.create_server((address, port), family=family, backlog=BACKLOG)
@@ -215,7 +210,8 @@ def _listen(host: str, port: int, remedy: str) -> socket.socket:
     )
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address is of the loopback interface; False for a host name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,0 +1,181 @@
+"""Layers of one stage, and its head, in the plan's precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.runtime.activation_codec import require_planned_sizes
+from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
+from planner.executor.runtime.precision import TORCH_DTYPES, LowPrecisionModule, set_precision
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.validation import contradictions
+from planner.workload.layers import Architecture
+
+LoadWeights = Callable[[Architecture, int, int, Mapping[str, nn.Parameter]], None]
+"""Sets parameters of layers ``start`` to ``stop``, by name."""
+
+
+def require_executable(plan: TrainingPlan) -> Architecture:
+    """Refuse plans that the executor cannot run."""
+    arch = plan.workload.architecture
+    if arch is None or arch.unexecuted:
+        raise PlanError(plan.workload.unexecuted)
+    if arch.tied and plan.head_stage != 0 and not plan.averages_tied:
+        remedy = "--head first or one stage" if plan.sync.local_steps else "this release"
+        raise PlanError(
+            "averaging.tied: head and embedding share a matrix and are on two stages that do not "
+            f"average it; plan again with {remedy}"
+        )
+    require_planned_sizes(plan.workload)
+    sizes = {
+        "gradient_bytes_per_parameter": (
+            plan.workload.gradient_bytes_per_parameter,
+            plan.workload.precision.gradients.bytes,
+        ),
+        "state_bytes_per_parameter": (
+            plan.workload.state_bytes_per_parameter,
+            plan.workload.precision.state_bytes
+            + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
+        ),
+    }
+    for field, (planned, actual) in sizes.items():
+        if planned != actual:
+            raise PlanError(
+                f"workload.{field}: the plan was priced for {planned:g}, in its precision the "
+                f"executor has {actual:g}; leave it at that and plan again"
+            )
+    # load_plan validates files; plans made in memory are validated here
+    for problem in contradictions(plan):
+        raise PlanError(problem)
+    return arch
+
+
+def has_head(plan: TrainingPlan, rank: int) -> bool:
+    """Whether the stage of a rank runs head and loss in any schedule."""
+    group = plan.assignment.groups[plan.stage_of[rank]]
+    return any(kind == "H" for s in plan.schedules for d in group for kind, _ in s.order[d])
+
+
+def tied_values(plan: TrainingPlan, stage: int) -> int:
+    """Number of a stage's gradients that are tied to another stage's."""
+    shares = plan.averages_tied and stage in (0, plan.head_stage)
+    return plan.workload.tied_parameters if shares else 0
+
+
+class StageModule(nn.Module):
+    """The module of one rank.
+
+    Parameters
+    ----------
+    load_weights
+        Sets the initial values of layers ``start`` to ``stop``, by name; None to initialise from
+        the plan's seed.
+    compiled
+        Whether layers and head are compiled.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        *,
+        load_weights: LoadWeights | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        arch = self._arch = require_executable(plan)
+        set_precision(plan, device)
+        self.dtype = TORCH_DTYPES[plan.workload.precision.compute]
+        layers = plan.stage_layers[plan.stage_of[rank]]
+        self.stage = build_stage(arch, *layers, plan.seed).to(device)
+        self.head: Head | None = None
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
+        if load_weights is not None:
+            load_weights(arch, *layers, dict(self.named_parameters()))
+        # gradients are views of one vector, so that averaging needs no copy
+        self.tied_values = tied_values(plan, plan.stage_of[rank])
+        self.gradients = _flatten_gradients(self._parameters_in_averaging_order())
+        self.low_precision_stage = LowPrecisionModule(self.stage, self.dtype)
+        self.low_precision_head = (
+            None if self.head is None else LowPrecisionModule(self.head, self.dtype)
+        )
+        for part in self._low_precision_parts if compiled else ():
+            part.compile()
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters and rounded weights."""
+        return [*self.parameters(), *(w for part in self._low_precision_parts for w in part.cast)]
+
+    def cast_weights(self) -> None:
+        """Update the rounded weights from the parameters."""
+        for part in self._low_precision_parts:
+            part.cast_weights()
+
+    def run_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, from tokens or activations."""
+        return self.low_precision_stage(inputs)
+
+    def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the head, summed over tokens."""
+        assert self.low_precision_head is not None
+        losses = [self.low_precision_head(*chunk) for chunk in self._chunks(activations, targets)]
+        return torch.stack(losses).sum()
+
+    def head_loss_and_gradient(
+        self, received: Tensor, targets: Tensor, batch_tokens: int, loss_scale: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run head and loss forward and backward, chunk by chunk.
+
+        Returns
+        -------
+        tuple[Tensor, Tensor]
+            The microbatch's part of the mean loss, and the scaled gradient of the activations.
+        """
+        assert self.low_precision_head is not None
+        losses, gradients = [], []
+        for part, targets_of_part in self._chunks(received, targets):
+            activations = part.detach().requires_grad_()
+            loss = self.low_precision_head(activations, targets_of_part) / batch_tokens
+            scale = None if loss_scale is None else torch.full_like(loss, loss_scale)
+            # frees the logits before those of the next chunk are computed
+            torch.autograd.backward(loss, scale)
+            assert activations.grad is not None
+            losses.append(loss.detach())
+            gradients.append(activations.grad)
+        gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
+        return torch.stack(losses).double().sum(), gradient
+
+    @property
+    def _low_precision_parts(self) -> list[LowPrecisionModule]:
+        parts = (self.low_precision_stage, self.low_precision_head)
+        return [part for part in parts if part is not None]
+
+    def _chunks(self, activations: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Activations and targets, split into chunks of `Architecture.head_tokens` tokens."""
+        size = self._arch.head_tokens(len(activations))
+        parts = (torch.split(tensor, size, dim=1) for tensor in (activations, targets))
+        return zip(*parts, strict=True)
+
+    def _parameters_in_averaging_order(self) -> list[nn.Parameter]:
+        """All parameters, tied ones first."""
+        named = dict(self.named_parameters())
+        if not self.tied_values:
+            return list(named.values())
+        tied = named[EMBEDDING if EMBEDDING in named else PROJECTION]
+        return [tied, *(p for p in named.values() if p is not tied)]
+
+
+def _flatten_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    """One vector of which all gradients are views, so that averaging needs no copy."""
+    sizes = [p.numel() for p in parameters]
+    flat = torch.zeros(sum(sizes), device=parameters[0].device)
+    for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat

@@ -1,0 +1,166 @@
+"""Forward, loss and backward of one rank's microbatches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from planner.executor.comm.device_backend import DeviceBackend
+from planner.executor.data.microbatches import Microbatches
+from planner.executor.runtime.activation_codec import ActivationCodec
+from planner.executor.runtime.loss_scaler import LossScaler
+from planner.executor.runtime.saved_tensors import SavedTensors
+from planner.executor.runtime.stage_module import StageModule
+from planner.workload.workload import Workload
+
+
+class _MicrobatchActivations(NamedTuple):
+    """Tensors of a microbatch between F and B: input and output of the stage."""
+
+    received: Tensor | None
+    output: Tensor | None
+
+
+class StageOperations:
+    """Runs F, H and B; gradients are added to those of the module.
+
+    Parameters
+    ----------
+    data
+        Training data; None if this rank reads none.
+    scaler
+        Scales losses; None without loss scaling.
+    recompute
+        Whether B runs the forward pass again.
+    """
+
+    def __init__(
+        self,
+        module: StageModule,
+        workload: Workload,
+        backend: DeviceBackend,
+        data: Microbatches | None,
+        scaler: LossScaler | None,
+        device: torch.device,
+        *,
+        recompute: bool,
+    ) -> None:
+        assert workload.architecture is not None
+        self.module, self.backend = module, backend
+        self._data, self._scaler, self._device = data, scaler, device
+        self._recompute = recompute
+        self._batch_tokens = workload.batch_samples * workload.architecture.sequence
+        self.activation_codec = ActivationCodec(workload)
+        self.saved_tensors = SavedTensors()
+        self._counts_memory = device.type == "cpu"
+        self._step = 0
+        self._loss: Tensor | None = None
+
+    def begin(self, step: int) -> None:
+        """Start a step."""
+        # count one step only, to avoid the overhead
+        self._counts_memory &= not self.saved_tensors.peak_bytes
+        self._step = step
+        self._activations: dict[int, _MicrobatchActivations] = {}
+        self._head_gradients: dict[int, Tensor] = {}
+        self._tokens: dict[int, Tensor] = {}
+        self._loss = None
+        if self.module.head is not None:
+            self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.backend.begin()
+
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Run F, H or B; returns activations or their gradient as a message."""
+        decoded = None if received is None else self.decode_message(kind, received)
+        if not self._counts_memory:
+            return self._run_and_encode(kind, microbatch, decoded)
+        with self.saved_tensors.track(self.module.weights):
+            output = self._run_and_encode(kind, microbatch, decoded)
+        in_flight = [
+            t for activations in self._activations.values() for t in activations if t is not None
+        ]
+        self.saved_tensors.update([*in_flight, *self._head_gradients.values()])
+        return output
+
+    def _run_and_encode(self, kind: str, microbatch: int, decoded: Tensor | None) -> Tensor:
+        if kind == "F":
+            return self.activation_codec.encode_message(
+                self._forward(microbatch, decoded), gradient=False
+            )
+        output = (self._run_head if kind == "H" else self._backward)(microbatch, decoded)
+        return self.activation_codec.encode_message(output, gradient=True)
+
+    def decode_message(self, kind: str, message: Tensor) -> Tensor:
+        """Decode the message that an operation needs."""
+        message = self.backend.to_device(message)
+        dtype = self.module.dtype
+        return self.activation_codec.decode_message(message, dtype, gradient=kind == "B")
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
+        assert self._data is not None
+        return self.backend.to_device(self._data.tokens(step, microbatch))
+
+    def loss(self) -> float | None:
+        """Loss of the step so far; None without a head."""
+        return None if self._loss is None else float(self._loss)
+
+    def _forward(self, microbatch: int, received: Tensor | None) -> Tensor:
+        input_leaf = None if received is None else received.requires_grad_()
+        inputs = input_leaf
+        if inputs is None:
+            tokens = self.tokens(self._step, microbatch)
+            inputs = tokens[:, :-1]
+            if self.module.head is not None:
+                # the tokens are targets, too
+                self._tokens[microbatch] = tokens
+        with torch.set_grad_enabled(not self._recompute):
+            output = self.module.run_stage(inputs)
+        # without a graph only H needs the output
+        needed = not self._recompute or self.module.head is not None
+        self._activations[microbatch] = _MicrobatchActivations(
+            input_leaf, output if needed else None
+        )
+        return output.detach()
+
+    def _run_head(self, microbatch: int, received: Tensor | None) -> Tensor:
+        microbatch_activations = self._activations[microbatch]
+        is_last_stage = received is None
+        if received is None:
+            assert microbatch_activations.output is not None
+            received = microbatch_activations.output.detach()
+        if self._recompute:
+            self._activations[microbatch] = microbatch_activations._replace(output=None)
+        tokens = self._tokens.pop(microbatch, None)
+        targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
+        loss, gradient = self.head_loss_and_gradient(received, targets)
+        assert self._loss is not None
+        self._loss += loss
+        if is_last_stage:  # B is next here; otherwise the gradient is sent away
+            self._head_gradients[microbatch] = gradient
+        return gradient
+
+    def head_loss_and_gradient(self, received: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See `StageModule.head_loss_and_gradient`."""
+        loss_scale = None if self._scaler is None else self._scaler.scale
+        return self.module.head_loss_and_gradient(received, targets, self._batch_tokens, loss_scale)
+
+    def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
+        input_leaf, output = self._activations.pop(microbatch)
+        if self._recompute:
+            inputs = (
+                self.tokens(self._step, microbatch)[:, :-1] if input_leaf is None else input_leaf
+            )
+            output = self.module.run_stage(inputs)
+        assert output is not None
+        head_gradient = self._head_gradients.pop(microbatch, None)
+        gradient = head_gradient if received is None else received
+        torch.autograd.backward(output, gradient)
+        # the first stage sends no gradient
+        return (
+            output.new_empty(0)
+            if input_leaf is None or input_leaf.grad is None
+            else input_leaf.grad
+        )
