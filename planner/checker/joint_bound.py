@@ -398,9 +398,14 @@ class _Stage:
         """Microbatches that each device can hold, with and without recomputation."""
         common, w = self.common, self.common.workload
         self.max_live = {}
-        for recompute in common.recompute_options:
-            needs = stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
-            available = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+        needs_by_option = {
+            recompute: stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
+            for recompute in common.recompute_options
+        }
+        # recomputation does not change the state
+        state = next(iter(needs_by_option.values())).state
+        available = common.memory * (1 + MEMORY_ROUNDING) - state
+        for recompute, needs in needs_by_option.items():
             microbatch_bytes, remaining_bytes = needs.saved, available - needs.operation
             suffices = (
                 np.floor(remaining_bytes / microbatch_bytes)

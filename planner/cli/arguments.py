@@ -425,7 +425,7 @@ class Reporting(DelegatingCriterion):
     incumbent_file: IncumbentFile | None = None
 
     def found(self, objective: float, plan: Any) -> None:
-        INTERRUPTS.found = True
+        INTERRUPTS.has_plan = True
         if self.incumbent_file is not None:
             self.incumbent_file.offer(objective, plan)
 

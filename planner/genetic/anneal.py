@@ -125,8 +125,8 @@ def anneal(
     temperature = params.t_start
     for move in range(params.moves):
         if move % 256 == 0:
-            share = move / params.moves
-            temperature = params.t_start * (params.t_end / params.t_start) ** share
+            progress = move / params.moves
+            temperature = params.t_start * (params.t_end / params.t_start) ** progress
         threshold = -temperature * math.log(1.0 - next_unit(rng_state))
         draw = next_unit(rng_state)
         if stages > 1 and draw < params.tail_share:
@@ -138,9 +138,9 @@ def anneal(
                 data, state, change, rng_state, params.mean_weight, threshold
             )
         if accepted:
-            exact_cost = state.group_max.max() + state.boundary_max.sum()
-            if exact_cost < best_cost - 1e-12 * best_cost:
-                best_cost = exact_cost
+            current_cost = state.group_max.max() + state.boundary_max.sum()
+            if current_cost < best_cost - 1e-12 * best_cost:
+                best_cost = current_cost
                 best[:] = state.device_at
     return best_cost
 

@@ -3,7 +3,7 @@
 A chromosome is a balanced partition: the group of every device. Each generation makes one
 offspring: Kang and Moon's crossover with repair, a mutation, then local search; the offspring
 replaces the worst member of the population if it is better. An individual costs eq. 1 with exact
-matchings and the exact order of groups.
+matchings, and with the best order of groups if the order is free and there are at most 16.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Maximum total rate for given contributors, without pair limits between two rates.
 
-For contributors K with k = |K| and a total rate H, reducer i is capped by
+For contributors K with k = |K| and a total rate R, reducer i is capped by
 
-    (u_i - c_i H) / (n - 1 - c_i)        its upload,
-    (d_i - H) / (k - c_i - 1)            its download,
+    (u_i - c_i R) / (n - 1 - c_i)        its upload,
+    (d_i - R) / (k - c_i - 1)            its download,
     min_{j != i} t_ij                    g_ij = r_i alone must fit through each link,
-    H                                    its share is at most the whole vector,
+    R                                    its share is at most the whole vector,
 
-and H is attainable if and only if every numerator is >= 0 and the caps sum to at least H. Each cap
-is concave and piecewise linear in H, hence so is their sum minus H: Newton's method from above
+and R is attainable if and only if every numerator is >= 0 and the caps sum to at least R. Each cap
+is concave and piecewise linear in R, hence so is their sum minus R: Newton's method from above
 never undershoots the largest root and reaches it after at most as many steps as there are pieces,
 without a tolerance.
 
 A single contributor (k = 1) is an exception: if it reduces everything it downloads nothing, so that
-its download limit reads ``r_i >= H - d_i`` (the denominator is -1).
+its download limit reads ``r_i >= R - d_i`` (the denominator is -1).
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class BandwidthLimits:
         self.max_reducer_rate = np.where(self.can_reduce, smallest, 0.0)
 
     def caps(self, computes: Bools, total: Floats) -> tuple[Floats, Floats]:
-        """Caps of r_i at the total rate H and their slopes in H, for a batch of contributor sets.
+        """Caps of r_i at the total rate R and their slopes in R, for a batch of contributor sets.
 
         Parameters
         ----------
         computes
             ``bool[q, n]``, the contributors of each of q sets.
         total
-            ``float[q]``, H in bytes per second.
+            ``float[q]``, R in bytes per second.
 
         Returns
         -------
         tuple of ndarray
-            ``float[q, n]`` each: bytes per second, and per byte per second of H.
+            ``float[q, n]`` each: bytes per second, and per byte per second of R.
         """
         c = computes.astype(np.float64)
         h = total[:, None]
@@ -76,7 +76,7 @@ class BandwidthLimits:
         return np.clip(cap, 0.0, h), np.where(self.can_reduce, slope, 0.0)
 
     def max_feasible_rate(self, computes: Bools) -> Floats:
-        """``float[q]``: the largest H at which every numerator of `caps` is still >= 0.
+        """``float[q]``: the largest R at which every numerator of `caps` is still >= 0.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class BandwidthLimits:
             slack = cap.sum(axis=1) - total[active]
             drop = slope.sum(axis=1) - 1.0
             short = slack < 0
-            # concave with value 0 at H = 0: where it is negative it falls, so drop < 0
+            # concave with value 0 at R = 0: where it is negative it falls, so drop < 0
             step = np.where(short & (drop < 0), slack / np.where(drop < 0, drop, -1.0), 0.0)
             new = np.where(short & (drop >= 0), 0.0, np.maximum(total[active] - step, 0.0))
             moved = short & (new < total[active] * (1 - 1e-15))
@@ -126,10 +126,10 @@ class BandwidthLimits:
         return total
 
     def _caps_at_zero(self, computes: Bools) -> Floats:
-        """``float[q]``: the sum of the caps at H = 0, an upper bound on H.
+        """``float[q]``: the sum of the caps at R = 0, an upper bound on R.
 
-        A cap decreases at most in proportion to ``1 - H / max_feasible_rate``, so that the maximum
-        H is at least half of the smaller of this sum and ``max_feasible_rate``. Newton's method,
+        A cap decreases at most in proportion to ``1 - R / max_feasible_rate``, so that the maximum
+        R is at least half of the smaller of this sum and ``max_feasible_rate``. Newton's method,
         started there, loses no precision even if peers differ by orders of magnitude.
         """
         c = computes.astype(np.float64)
@@ -144,14 +144,14 @@ class BandwidthLimits:
         return total
 
     def _single_contributor_total(self, computes: Bools, total: float) -> float:
-        """Maximum R of a single contributor, whose download requires r_i >= H - d_i."""
+        """Maximum R of a single contributor, whose download requires r_i >= R - d_i."""
         i = int(np.flatnonzero(computes)[0])
         if not self.can_reduce[i]:
             return total
         cap, _ = self.caps(computes[None, :], np.array([total]))
         if cap[0, i] >= total - self.download[i]:
             return total
-        # r_i <= min((u_i - H) / (n - 2), min_j t_ij) and r_i >= H - d_i
+        # r_i <= min((u_i - R) / (n - 2), min_j t_ij) and r_i >= R - d_i
         limit = self.download[i] + self.max_reducer_rate[i]
         if self.n > 2:
             limit = min(limit, (self.upload[i] + (self.n - 2) * self.download[i]) / (self.n - 1))

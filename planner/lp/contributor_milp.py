@@ -1,14 +1,14 @@
 """Mixed-integer program for the contributors c, solved by HiGHS.
 
-Between an incumbent and a bound the total rate H lies in an interval [L, U], which makes the
-linearised products c_i H tight. With x_i = c_i r_i, y_i = (1 - c_i) r_i, k = sum_i c_i and m the
+Between an incumbent and a bound the total rate R lies in an interval [L, U], which makes the
+linearised products c_i R tight. With x_i = c_i r_i, y_i = (1 - c_i) r_i, k = sum_i c_i and m the
 smallest k of the model::
 
-    sum_i s_i c_i / B >= H / P                       (overlapping; otherwise see `_add_tangents`)
-    sum_i (x_i + y_i) >= H
-    (n - 2) x_i + H - U (1 - c_i) <= u_i c_i         upload of a contributor
+    sum_i s_i c_i / B >= R / P                       (overlapping; otherwise see `_add_tangents`)
+    sum_i (x_i + y_i) >= R
+    (n - 2) x_i + R - U (1 - c_i) <= u_i c_i         upload of a contributor
     x_i <= A_i(L) c_i,  y_i <= N_i(L) (1 - c_i)      caps at the lowest rate
-    (m - 1) y_i + (m - 2) x_i + H <= d_i             download
+    (m - 1) y_i + (m - 2) x_i + R <= d_i             download
     x_i + r_j <= t_ij c_i + M_ij (1 - c_i)           pair limits, added lazily
 
 The model is a relaxation for all sets in its range of k, and exact for k = m once the violated pair
@@ -36,7 +36,7 @@ MIP_GAP = 1e-8
 MAX_LP_ROUNDS = 20
 """Maximum rounds of adding pair rows violated by fractional solutions."""
 TANGENTS = 12
-"""Initial tangents of 1/S and 1/H, where computing and averaging alternate."""
+"""Initial tangents of 1/S and 1/R, where computing and averaging alternate."""
 
 
 class MilpResult(NamedTuple):
@@ -47,7 +47,7 @@ class MilpResult(NamedTuple):
     computes
         The best set of contributors found, None if there is none.
     rates, total, samples
-        Its r_i, H and S in the model, in bytes and samples per second.
+        Its r_i, R and S in the model, in bytes and samples per second.
     bound
         Upper bound on the steps per second of all sets of the model; -inf if infeasible.
     """
@@ -130,7 +130,7 @@ class ContributorModel:
                 self._add_tangents(point, max(point, 1e-12))
 
     def _add_tangents(self, samples: float, total: float) -> None:
-        """Add tangents at S and H (both scaled) of the convex sigma >= 1/S and eta >= 1/H."""
+        """Add tangents at S and R (both scaled) of the convex sigma >= 1/S and eta >= 1/R."""
         n = self.limits.n
         c = 1 + np.arange(n)
         slope = self.samples_per_s / self.total_samples / samples**2
@@ -138,7 +138,7 @@ class ContributorModel:
         self._add_row([-1.0 / total**2, -1.0], [0, 2 + 3 * n], -2.0 / total)
 
     def _add_row(self, values: Iterable[float], columns: Iterable[int], rhs: float) -> None:
-        """Add the row ``values @ z[columns] <= right``."""
+        """Add the row ``values @ z[columns] <= rhs``."""
         self._entries.append(
             (np.array(list(values), dtype=np.float64), np.array(list(columns), dtype=np.int64))
         )
@@ -181,7 +181,7 @@ class ContributorModel:
         return MilpResult(computes, rates, float(solution.x[0]) * self.unit, samples, bound)
 
     def _optimise(self, integral: bool, options: dict[str, Any]) -> Any:
-        """Maximise H, or minimise the seconds of a step; SciPy's result."""
+        """Maximise R, or minimise the seconds of a step; SciPy's result."""
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
 

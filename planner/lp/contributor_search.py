@@ -85,6 +85,7 @@ class ContributorSearch:
             run, problem, method="exact", seed=0, sense=Sense.MAXIMISE
         )
         self._tried: dict[bytes, ReducerRates] = {}
+        self._tried_bound = 0.0
         value = problem.steps_of(self.samples, self._max_rate_bound())
         basis = "all peers that can contribute, each at the rate of its slowest link"
         self.incumbent.offer_bound(value, basis, {"kind": "everyone"})
@@ -121,7 +122,8 @@ class ContributorSearch:
             # if no single contributor attains a positive rate, no larger set does
             self._try_single_contributors()
             if self.best == 0.0:
-                self.infeasible = True
+                negligible = 1e-9 * self.samples / self.problem.batch_size
+                self.infeasible = self._tried_bound <= negligible
                 return
         if len(self.problem) * 2 ** int(self.eligible.sum()) <= MAX_ENUMERATED:
             self._enumerate()
@@ -152,13 +154,15 @@ class ContributorSearch:
                 cap = needed_rate if self.problem.overlap else math.inf
                 rates = best_rates(self.limits, computes, cap)
             self._tried[key] = rates
-            value = self.value(computes, rates)
+            value = self.value(computes, rates.total)
+            # larger than the value if the LP solver has failed
+            self._tried_bound = max(self._tried_bound, self.value(computes, rates.bound))
             if value > 0:
                 self.incumbent.offer(value, AveragingChoice(computes.copy(), rates.rates))
         return self._tried[key]
 
-    def value(self, computes: Bools, rates: ReducerRates) -> float:
-        """Steps per second of a set at its best rates.
+    def value(self, computes: Bools, total: float) -> float:
+        """Steps per second of a set at a total rate.
 
         Parameters
         ----------
@@ -166,8 +170,11 @@ class ContributorSearch:
             ``bool[n]``, the contributors.
         """
         samples = float(self.problem.samples_per_s[computes].sum())
-        total = math.inf if len(self.problem) == 1 else rates.total
-        return self.problem.steps_of(samples, total)
+        return self.problem.steps_of(samples, math.inf if len(self.problem) == 1 else total)
+
+    def _offer_bound(self, bound: float, basis: str) -> None:
+        """Offer a bound on all sets but those that were tried, whose bounds are added."""
+        self.incumbent.offer_bound(max(bound, self._tried_bound), basis)
 
     def _max_rate_bound(self) -> float:
         """Upper bound on R: every peer except a single contributor downloads at rate R."""
@@ -213,7 +220,7 @@ class ContributorSearch:
             if values[index] <= self.best * (1 + 1e-12):
                 break
             if self.run.update() is not None:
-                self.incumbent.offer_bound(
+                self._offer_bound(
                     max(float(values[index]), self.cutoff), "sets of contributors not yet tried"
                 )
                 return
@@ -230,7 +237,9 @@ class ContributorSearch:
                 if not capped:
                     ceilings.append((chosen, rates.bound))
         self._check_caps()
-        self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
+        self._offer_bound(
+            self.best, f"each of {len(order)} sets of contributors that could be better"
+        )
 
     # phase 2
 
@@ -330,7 +339,7 @@ class ContributorSearch:
         if heap:
             closed_bound = max(closed_bound, -heap[0][0])
         # intervals pruned are at most the cutoff, or have a single contributor
-        self.incumbent.offer_bound(max(closed_bound, best), KNAPSACKS)
+        self._offer_bound(max(closed_bound, best), KNAPSACKS)
 
     def _check_knapsack(self) -> None:
         """Verify that the knapsack admits an incumbent with several contributors."""
@@ -382,7 +391,7 @@ class ContributorSearch:
                 high = middle
             else:
                 low = middle
-        self.incumbent.offer_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
+        self._offer_bound(max(high, self.cutoff), CARDINALITY_KNAPSACKS)
         for distance in EXCHANGE_TARGETS:
             steps = self.bound * (1 - distance)
             if steps <= self.best or self._is_done():
@@ -461,7 +470,7 @@ class ContributorSearch:
 
     def _update_bound(self, bounds: Sequence[float]) -> None:
         """Set the bound to the largest of all open and closed intervals."""
-        self.incumbent.offer_bound(max(self.cutoff, *bounds), MILPS)
+        self._offer_bound(max(self.cutoff, *bounds), MILPS)
 
     def _search_interval(
         self, min_contributors: int, max_contributors: int, bound: float

@@ -74,36 +74,38 @@ def lp_bound(problem: AveragingProblem) -> float:
 def solve_in_full(s: ScaledProblem) -> RelaxedSolution:
     """Solve the full form, with 2 n^2 variables and 3 n^2 rows."""
     n, pair = s.n, np.arange(len(s.source))
-    a0 = 1 + 2 * n
-    g0 = a0 + len(pair)
+    first_a = 1 + 2 * n
+    first_g = first_a + len(pair)
     rows = ConstraintRows()
-    compute_and_eq4_rows(rows, s, a0, s.source, s.target)
+    compute_and_eq4_rows(rows, s, first_a, s.source, s.target)
     rows.add(
         np.zeros(n),
         (s.peers, 0, s.gradient),
-        (s.peers, s.q, -1.0),
-        (s.target, g0 + pair, -1.0),
+        (s.peers, s.q_columns, -1.0),
+        (s.target, first_g + pair, -1.0),
     )
-    rows.add(np.zeros(len(pair)), (pair, g0 + pair, 1.0), (pair, s.q[s.source], -1.0))
-    rows.add(s.upload, (s.source, a0 + pair, 1.0), (s.source, g0 + pair, 1.0))
-    rows.add(s.download, (s.target, a0 + pair, 1.0), (s.target, g0 + pair, 1.0))
+    rows.add(np.zeros(len(pair)), (pair, first_g + pair, 1.0), (pair, s.q_columns[s.source], -1.0))
+    rows.add(s.upload, (s.source, first_a + pair, 1.0), (s.source, first_g + pair, 1.0))
+    rows.add(s.download, (s.target, first_a + pair, 1.0), (s.target, first_g + pair, 1.0))
     if s.links is not None:
         rhs = s.links[s.source, s.target]
         finite = np.flatnonzero(np.isfinite(rhs))
         row = np.arange(len(finite))
-        rows.add(rhs[finite], (row, a0 + finite, 1.0), (row, g0 + finite, 1.0))
+        rows.add(rhs[finite], (row, first_a + finite, 1.0), (row, first_g + finite, 1.0))
     non_reducers = np.flatnonzero(~s.problem.can_aggregate)
     to_non_reducers = np.flatnonzero(~s.problem.can_aggregate[s.target])
     from_non_reducers = np.flatnonzero(~s.problem.can_aggregate[s.source])
     upper = upper_bounds(
-        s, g0 + len(pair), [s.q[non_reducers], a0 + to_non_reducers, g0 + from_non_reducers]
+        s,
+        first_g + len(pair),
+        [s.q_columns[non_reducers], first_a + to_non_reducers, first_g + from_non_reducers],
     )
     solution = rows.solve(upper, 0)
     if solution.x is None:
         raise RuntimeError(f"LP (5) was not solved: {solution.message}")
     z = np.maximum(solution.x, 0.0)
     g = np.zeros((n, n))
-    g[s.source, s.target] = z[g0:]
+    g[s.source, s.target] = z[first_g:]
     a = np.zeros((n, n))
-    a[s.source, s.target] = z[a0:g0]
-    return solution_of(s, z[0], z[s.q], np.minimum(z[s.c], 1.0), a, g)
+    a[s.source, s.target] = z[first_a:first_g]
+    return solution_of(s, z[0], z[s.q_columns], np.minimum(z[s.c_columns], 1.0), a, g)

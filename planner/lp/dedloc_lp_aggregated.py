@@ -50,7 +50,7 @@ def solve_aggregated(s: ScaledProblem) -> RelaxedSolution | None:
         if z is None:
             return None
         explicit_senders = form.explicit_senders
-        q, c = z[s.q], np.minimum(z[s.c], 1.0)
+        q, c = z[s.q_columns], np.minimum(z[s.c_columns], 1.0)
         a = _min_contributions(s, q, c)
         underestimated = _underestimated_senders(s, z, a, explicit_senders)
         if underestimated.any():
@@ -93,7 +93,7 @@ class AggregatedForm:
         self.explicit_senders = np.zeros(s.n, dtype=bool)
         self.link_limited = np.zeros((s.n, s.n), dtype=bool)
         self.cuts: list[tuple[Index, Index]] = []
-        self.returned, self.received, self.a0 = (
+        self.returned, self.received, self.first_a = (
             1 + 2 * s.n + s.peers,
             1 + 3 * s.n + s.peers,
             1 + 4 * s.n,
@@ -121,24 +121,27 @@ class AggregatedForm:
 
     def _without_cuts(self) -> tuple[ConstraintRows, Floats]:
         """Rows and upper bounds of all columns but w."""
-        s, explicit_senders, returned, received, a0 = (
+        s, explicit_senders, returned, received, first_a = (
             self.s,
             self.explicit_senders,
             self.returned,
             self.received,
-            self.a0,
+            self.first_a,
         )
         n, eligible = s.n, s.problem.contributors
         off_diagonal = ~np.eye(n, dtype=bool)
         source, target = np.nonzero(off_diagonal & explicit_senders[:, None])
         pair = np.arange(len(source))
         rows = ConstraintRows()
-        compute_and_eq4_rows(rows, s, a0, source, target)
+        compute_and_eq4_rows(rows, s, first_a, source, target)
         rows.add(
-            np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, received, -1.0)
+            np.zeros(n),
+            (s.peers, 0, s.gradient),
+            (s.peers, s.q_columns, -1.0),
+            (s.peers, received, -1.0),
         )
-        rows.add(np.zeros(n), (s.peers, returned, 1.0), (s.peers, s.q, 1.0 - n))
-        rows.add(np.zeros(n), (s.peers, received, 1.0), (s.target, s.q[s.source], -1.0))
+        rows.add(np.zeros(n), (s.peers, returned, 1.0), (s.peers, s.q_columns, 1.0 - n))
+        rows.add(np.zeros(n), (s.peers, received, 1.0), (s.target, s.q_columns[s.source], -1.0))
         rows.add(np.zeros(1), (0, received, 1.0), (0, returned, -1.0))
         # a_ki of the other senders: at least q_i - (1 - c_k) M_i if k can contribute
         substituted = off_diagonal & (eligible & ~explicit_senders)[:, None]
@@ -146,23 +149,25 @@ class AggregatedForm:
         big_m = np.where(substituted, s.big_m[None, :], 0.0)
         rows.add(
             s.upload + big_m.sum(axis=1),
-            (source, a0 + pair, 1.0),
+            (source, first_a + pair, 1.0),
             (s.peers, returned, 1.0),
-            (k, s.q[i], 1.0),
-            (s.peers, s.c, big_m.sum(axis=1)),
+            (k, s.q_columns[i], 1.0),
+            (s.peers, s.c_columns, big_m.sum(axis=1)),
         )
         rows.add(
             s.download + big_m.sum(axis=0),
-            (target, a0 + pair, 1.0),
+            (target, first_a + pair, 1.0),
             (s.peers, received, 1.0),
-            (s.peers, s.q, substituted.sum(axis=0)),
-            (i, s.c[k], s.big_m[i]),
+            (s.peers, s.q_columns, substituted.sum(axis=0)),
+            (i, s.c_columns[k], s.big_m[i]),
         )
         non_reducers = np.flatnonzero(~s.problem.can_aggregate)
-        upper = upper_bounds(s, a0 + len(pair), [s.q[non_reducers], returned[non_reducers]])
+        upper = upper_bounds(
+            s, first_a + len(pair), [s.q_columns[non_reducers], returned[non_reducers]]
+        )
         if s.links is not None:
-            upper[a0:] = s.links[source, target]
-        upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
+            upper[first_a:] = s.links[source, target]
+        upper[first_a + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
         return rows, upper
 
     def solve(self) -> Floats | None:
@@ -174,13 +179,13 @@ class AggregatedForm:
         rows = base.copy()
         column = np.zeros((s.n, s.n), dtype=np.int64)
         column[~np.eye(s.n, dtype=bool) & self.explicit_senders[:, None]] = np.arange(
-            self.a0, len(upper)
+            self.first_a, len(upper)
         )
         i, j = np.nonzero(self.link_limited)
         row = np.arange(len(i))
         column_of_w = np.zeros((s.n, s.n), dtype=np.int64)
         column_of_w[i, j] = w = len(upper) + row
-        rows.add(np.zeros(len(i)), (row, w, 1.0), (row, s.q[i], -1.0))
+        rows.add(np.zeros(len(i)), (row, w, 1.0), (row, s.q_columns[i], -1.0))
         if s.links is not None:
             # a_ij is a variable or its lower bound, which keeps the cut valid
             senders = self.explicit_senders[i]
@@ -191,8 +196,8 @@ class AggregatedForm:
                 rhs,
                 (row, w, 1.0),
                 (row[senders], column[i[senders], j[senders]], 1.0),
-                (substituted, s.q[j[substituted]], 1.0),
-                (substituted, s.c[i[substituted]], s.big_m[j[substituted]]),
+                (substituted, s.q_columns[j[substituted]], 1.0),
+                (substituted, s.c_columns[i[substituted]], s.big_m[j[substituted]]),
             )
             upper = np.concatenate([upper, s.links[i, j]])
         for suppliers, receivers in self.cuts:
@@ -203,7 +208,7 @@ class AggregatedForm:
                 np.zeros(1),
                 (0, self.received[receivers], 1.0),
                 (0, self.returned[np.setdiff1d(s.peers, suppliers)], -1.0),
-                (0, s.q[suppliers], -uses_q.sum(axis=1)),
+                (0, s.q_columns[suppliers], -uses_q.sum(axis=1)),
                 (0, columns[columns > 0], -1.0),
             )
         solution = rows.solve(upper, 0)
@@ -212,7 +217,9 @@ class AggregatedForm:
 
 def _contribution_lower_bounds(s: ScaledProblem, z: Floats) -> Floats:
     """Lower bounds that substitute for a_ki of senders without variables."""
-    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big_m[None, :]
+    bound = (
+        z[s.q_columns][None, :] - (1 - np.minimum(z[s.c_columns], 1.0))[:, None] * s.big_m[None, :]
+    )
     bound[~s.problem.contributors] = 0.0
     return bound
 

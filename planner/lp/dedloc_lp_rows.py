@@ -68,8 +68,8 @@ class ScaledProblem:
         self.links = None if links is None else links / self.unit
         self.source, self.target = np.nonzero(~np.eye(n, dtype=bool))
         self.peers = np.arange(n)
-        self.q = 1 + self.peers
-        self.c = 1 + n + self.peers
+        self.q_columns = 1 + self.peers
+        self.c_columns = 1 + n + self.peers
 
 
 class ConstraintRows:
@@ -147,7 +147,7 @@ def big_m(problem: AveragingProblem) -> Floats:
 
 
 def compute_and_eq4_rows(
-    rows: ConstraintRows, s: ScaledProblem, a0: int, source: Index, target: Index
+    rows: ConstraintRows, s: ScaledProblem, first_a: int, source: Index, target: Index
 ) -> None:
     """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given.
 
@@ -156,12 +156,12 @@ def compute_and_eq4_rows(
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 4.
     """
     pair = np.arange(len(source))
-    rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
+    rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c_columns, -s.value))
     rows.add(
         s.big_m[target],
-        (pair, s.q[target], 1.0),
-        (pair, a0 + pair, -1.0),
-        (pair, s.c[source], s.big_m[target]),
+        (pair, s.q_columns[target], 1.0),
+        (pair, first_a + pair, -1.0),
+        (pair, s.c_columns[source], s.big_m[target]),
     )
 
 
@@ -183,7 +183,7 @@ def upper_bounds(s: ScaledProblem, width: int, blocked: list[Index]) -> Floats:
         ``float[width]``.
     """
     upper = np.full(width, np.inf)
-    upper[s.c] = s.problem.contributors
+    upper[s.c_columns] = s.problem.contributors
     for columns in blocked:
         upper[columns] = 0.0
     return upper

@@ -129,7 +129,7 @@ def _min_reducer_count(
 
 
 def _min_rates(limits: BandwidthLimits, computes: Bools, total: float) -> Floats:
-    """Lower bound r_i >= H - d_i: a single contributor must sum what it cannot download."""
+    """Lower bound r_i >= R - d_i: a single contributor must sum what it cannot download."""
     floor = np.zeros(limits.n)
     if computes.sum() == 1:
         single = computes & limits.can_reduce

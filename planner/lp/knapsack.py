@@ -1,8 +1,8 @@
 """Upper bound on the samples per second at a given total rate: a fractional knapsack.
 
-At the total rate H the cap on r_i is N_i if peer i does not contribute and A_i if it does
+At the total rate R the cap on r_i is N_i if peer i does not contribute and A_i if it does
 (`planner.lp.capacity`). Contributing therefore has weight w_i = N_i - A_i in a knapsack of capacity
-sum_i N_i - H, and value s_i. Ignoring the pair limits between two rates, and assuming only
+sum_i N_i - R, and value s_i. Ignoring the pair limits between two rates, and assuming only
 ``min_contributors`` contributors in the download caps, are relaxations, so the knapsack's LP value
 bounds sum_i s_i c_i. It is solved by taking contributors in the order of s_i / w_i.
 """

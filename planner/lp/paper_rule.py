@@ -26,13 +26,13 @@ class PaperRule(NamedTuple):
     ----------
     computes, rates
         The decisions, with the largest rates that the shares of eq. 6 attain.
-    promised
+    lp_value
         The value of LP (5) in steps per second.
     """
 
     computes: Bools
     rates: Floats
-    promised: float
+    lp_value: float
 
 
 def eq6_shares(solution: RelaxedSolution) -> Floats:

@@ -138,5 +138,5 @@ def _relaxed(problem: AveragingProblem, stop: StoppingCriterion | None) -> Resul
         run, problem, method=AveragingMethod.RELAXED, seed=0, sense=Sense.MAXIMISE
     )
     incumbent.offer(plan.steps_per_s, plan)
-    incumbent.offer_bound(rule.promised, "LP (5), solved by HiGHS", rounding=ROUNDING)
+    incumbent.offer_bound(rule.lp_value, "LP (5), solved by HiGHS", rounding=ROUNDING)
     return incumbent.result(exhausted="the rule was applied")

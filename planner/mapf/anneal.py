@@ -16,7 +16,13 @@ from planner.mapf.device_exchange import (
     exchange_partner,
 )
 from planner.mapf.fixed_order import compute_schedule
-from planner.mapf.list_scheduling import INFINITE_S, ScheduleData, ScheduleState, fill_tail
+from planner.mapf.list_scheduling import (
+    INFINITE_S,
+    ScheduleData,
+    ScheduleState,
+    device_at,
+    fill_tail,
+)
 from planner.mapf.moves import (
     PathCounts,
     PathRules,
@@ -282,9 +288,9 @@ def try_device_exchange(annealing: AnnealingState, step_index: int) -> tuple[int
     Returns both roles; -1, -1 if nothing was changed.
     """
     context, current, candidate = annealing.context, annealing.current, annealing.candidate
-    steps, length = current.begin.shape[1], current.paths.shape[1]
+    steps = current.begin.shape[1]
     b, k = step_index // steps, step_index % steps
-    role = current.paths[b, k if k < length else (2 * length - k if k > length else 0)]
+    role = device_at(current.paths[b], k)
     other_role = exchange_partner(
         context, annealing.counts, current.device_of, role, annealing.rng_state
     )

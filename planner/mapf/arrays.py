@@ -21,7 +21,7 @@ class PathArrays:
     link
         Seconds for which a message keeps its link busy; 0 x 0 where links do not queue.
     members, stage_ptr
-        Devices stage by stage; those of stage s are ``members[first[s]:first[s + 1]]``.
+        Devices stage by stage; those of stage s are ``members[stage_ptr[s]:stage_ptr[s + 1]]``.
     capacity
         Maximum number of paths through a device (TC1); with live memory all of them, or 0 without
         memory.

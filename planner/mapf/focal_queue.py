@@ -36,7 +36,7 @@ class FocalQueue(Generic[ItemT]):
         # the focal list by rank, and the other items by cost
         self._near: list[tuple[tuple[Any, ...], int]] = []
         self._others: list[tuple[float, int]] = []
-        # the largest cost in the focal list at the last pop
+        # the largest cost that the focal list admitted at the last pop
         self._limit = -math.inf
 
     def __len__(self) -> int:

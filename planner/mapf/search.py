@@ -239,10 +239,10 @@ class PathSearch:
         jitter = float(np.mean(self.arrays.backward + self.arrays.forward))
         for step in range(length):
             tasks = []
-            for worker, t_restart in zip(self.workers, temperatures, strict=True):
-                t_end_of_cycle = min(t_end, t_restart / 2)
-                t_step_start = t_restart * (t_end_of_cycle / t_restart) ** (step / length)
-                t_step_end = t_restart * (t_end_of_cycle / t_restart) ** ((step + 1) / length)
+            for worker, t_start in zip(self.workers, temperatures, strict=True):
+                t_end_of_cycle = min(t_end, t_start / 2)
+                t_step_start = t_start * (t_end_of_cycle / t_start) ** (step / length)
+                t_step_end = t_start * (t_end_of_cycle / t_start) ** ((step + 1) / length)
                 tasks.append(
                     pool.submit(worker.run_moves, self.moves, t_step_start, t_step_end, jitter)
                 )

@@ -172,13 +172,15 @@ class SkipPipeDomain:
         return Constraint(occupancy.resource, other.begin, other.end)
 
     def _stage_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
-        t = self.arrays
-        groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.stage_ptr)]
+        arrays = self.arrays
+        groups = [
+            arrays.members[low:high].tolist() for low, high in itertools.pairwise(arrays.stage_ptr)
+        ]
         visits = [sum(d in group for r in routes for d in r.path) for group in groups]
-        max_visits = t.max_visits
-        if (visits <= t.max_visits).all() and (visits < t.min_visits).any():
+        max_visits = arrays.max_visits
+        if (visits <= arrays.max_visits).all() and (visits < arrays.min_visits).any():
             # no constraint can force a visit: reroute the visits above the minimum elsewhere
-            max_visits = t.min_visits
+            max_visits = arrays.min_visits
         capacity_conflicts = [
             self._capacity_conflict(routes, Limit.STAGE, group, int(max_visits[s]))
             for s, group in enumerate(groups)
@@ -190,11 +192,11 @@ class SkipPipeDomain:
 
     def _swap_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
         """The limit on swaps over all paths, resolved like CC3 (D.2)."""
-        t = self.arrays
-        if t.max_total_swaps == t.microbatches * t.max_swaps:
+        arrays = self.arrays
+        if arrays.max_total_swaps == arrays.microbatches * arrays.max_swaps:
             return
-        counts = [count_swaps(np.array(route.path), t.stage) for route in routes]
-        excess = sum(counts) - t.max_total_swaps
+        counts = [count_swaps(np.array(route.path), arrays.stage) for route in routes]
+        excess = sum(counts) - arrays.max_total_swaps
         if excess > 0:
             agents = [b for b, count in enumerate(counts) if count > 0]
             agents.sort(key=lambda b: (routes[b].end_s, b))
@@ -203,9 +205,9 @@ class SkipPipeDomain:
             )
 
     def _device_conflicts(self, routes: Sequence[Route]) -> Iterator[CapacityConflict]:
-        t = self.arrays
-        for d in np.flatnonzero(t.stage > 0).tolist():
-            conflict = self._capacity_conflict(routes, Limit.DEVICE, [d], int(t.capacity[d]))
+        arrays = self.arrays
+        for d in np.flatnonzero(arrays.stage > 0).tolist():
+            conflict = self._capacity_conflict(routes, Limit.DEVICE, [d], int(arrays.capacity[d]))
             if conflict is not None:
                 yield conflict
 

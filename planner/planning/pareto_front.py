@@ -134,7 +134,7 @@ def pareto(
     stop
         Stopping criterion of each search; an interruption ends all of them.
     seed
-        Of every random choice.
+        Of the random generators.
     told
         Called with the front so far after each search.
     fields

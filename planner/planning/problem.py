@@ -32,7 +32,7 @@ class PlanningProblem:
         What to train, with the request's microbatches, boundary codec and state of the outer
         optimizer.
     seed
-        Of every random choice.
+        Of the random generators.
     full_cluster
         The cluster including devices that cannot compute; None if all can.
     """

@@ -81,7 +81,7 @@ def plan(
     stop
         When to stop searching. With a limit on effort or iterations, the result is deterministic.
     seed
-        Of every random choice.
+        Of the random generators.
     fields
         Fields of `PlanRequest`, which replace those of ``request``.
 

@@ -88,10 +88,10 @@ class Incumbent(Generic[PlanT]):
             # no call between the two, so that an interrupt cannot separate plan and objective
             self.plan = candidate
             self.objective = objective
-            self.run.improve(objective)
+            self.run.record_objective(objective)
             self._require_consistent(self.basis)
         logger.info("%s: found %.6g", self.method, objective)
-        self.run.found(objective, self._callback_value(candidate))
+        self.run.notify_incumbent(objective, self._callback_value(candidate))
         return True
 
     def offer_bound(
@@ -111,12 +111,6 @@ class Incumbent(Generic[PlanT]):
                 self._set_bound(safe, basis, witness)
                 self._require_consistent(basis)
                 logger.info("%s: bound %.6g, %s", self.method, safe, basis)
-
-    def close(self, basis: str) -> None:
-        """Set the bound to the incumbent's objective: the search excluded all better plans."""
-        with self._lock:
-            assert self.plan is not None
-            self._set_bound(self.objective, basis, None)
 
     def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
         """Verify that a relaxation admits the incumbent, before it is used to exclude plans."""

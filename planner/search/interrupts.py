@@ -30,7 +30,7 @@ class Interrupts:
     ----------
     number
         Number of the first signal received, or 0.
-    found
+    has_plan
         Whether a plan has been found that must not be lost.
     finishing
         Whether an interrupted search is building its result.
@@ -42,7 +42,7 @@ class Interrupts:
 
     def _reset(self) -> None:
         self.number = 0
-        self.found = self.finishing = False
+        self.has_plan = self.finishing = False
         self._count = 0
         self._notice = ""
 
@@ -55,7 +55,7 @@ class Interrupts:
     def forced(self) -> bool:
         """Whether further signals demand an immediate end."""
         return self._count >= FORCE_AFTER or (
-            self._count > 1 and not (self.found or self.finishing)
+            self._count > 1 and not (self.has_plan or self.finishing)
         )
 
     @contextmanager
@@ -95,7 +95,7 @@ class Interrupts:
         self._count += 1
         first = not self.number
         self.number = self.number or number
-        if self.forced or (first and (self._raise_allowed > 0 or not self.found)):
+        if self.forced or (first and (self._raise_allowed > 0 or not self.has_plan)):
             raise KeyboardInterrupt
         with suppress(OSError):  # not print: the stream may be in use in the interrupted code
             os.write(2, f"{self._notice}\n".encode())

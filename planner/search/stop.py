@@ -95,14 +95,14 @@ class SearchRun:
         limited = math.isfinite(self._criterion.effort())
         return self.update(math.ceil(effort * self.steps_per_effort) if limited else 0)
 
-    def improve(self, objective: float) -> None:
+    def record_objective(self, objective: float) -> None:
         """Record a new incumbent."""
         self.objective = objective
         self.since_improvement = 0
         self.history.append((self.elapsed_s, objective))
 
-    def found(self, objective: float, plan: Any) -> None:
-        """Notify the criterion of a new incumbent."""
+    def notify_incumbent(self, objective: float, plan: Any) -> None:
+        """Tell the criterion of a new incumbent."""
         self._criterion.found(objective, plan)
 
     def update(self, iterations: int = 1) -> str | None:

@@ -1,8 +1,7 @@
-"""Network resources: ordered pairs of devices, and the up- and downlinks that they share.
+"""Lines of devices and sites: capacities that links (ordered pairs of devices) share.
 
-A resource is a capacity and the ordered pairs that use it. Resource numbers: uploads of the N
-devices, their downloads, then the sites' uploads and downloads. An ordered pair is a resource of
-its own, which nothing else uses, so it has no number here.
+Lines are numbered: uploads of the N devices, their downloads, then the sites' uploads and
+downloads. A link is a resource, too, but nothing else uses it, so it has no number.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ function                          use
 `simulate_cycle`                  timelines of all iterations of the cycle
 `predict`                         the times that a new plan states in its file
 `step_s`                          the step time alone
-`first_of_two_steps_s`                    a cheap estimate of it, to rank candidates
+`first_of_two_steps_s`            a cheap estimate of it, to rank candidates
 `steady_step_s`                   the mean over many more steps, to verify it
 `steps_by_averaging_s`            steps without and with averaging, if one in H averages
 `cycle_steps_s`                   every step of the pass that `step_s` measures, any cluster

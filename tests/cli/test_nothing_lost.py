@@ -258,7 +258,7 @@ def test_effect_of_each_signal() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with INTERRUPTS.handling("noted"):
-        INTERRUPTS.found = True
+        INTERRUPTS.has_plan = True
         run = MaxIterations(10).start()
         assert run.check() is None
         os.kill(os.getpid(), signal.SIGINT)
@@ -276,7 +276,7 @@ def test_effect_of_each_signal() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with INTERRUPTS.handling("noted"):
-        INTERRUPTS.found = True
+        INTERRUPTS.has_plan = True
         run = MaxIterations(10).start()
         with run.interruptible():
             os.kill(os.getpid(), signal.SIGTERM)

@@ -25,6 +25,7 @@ from planner.lp.knapsack import knapsack
 from planner.lp.rates import best_rates, satisfies_pair_limits
 from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
+from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING, WrongBoundError
 from planner.search.stop import MaxIterations
 from tests.lp.averaging_oracle import brute_force, max_total_rate, random_problem, sets_of
@@ -114,6 +115,28 @@ def test_a_solver_that_fails_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
             assert found.bound * SLACK + 1e-12 >= max_total_rate(problem, computes)
             assert found.total <= found.bound * SLACK + 1e-12
             assert satisfies_pair_limits(limits, computes, found.rates)
+
+
+@pytest.mark.parametrize("enumerated", [True, False])
+def test_no_optimum_is_claimed_from_rates_of_a_failed_solver(
+    monkeypatch: pytest.MonkeyPatch, enumerated: bool
+) -> None:
+    """Sets whose rates could not be found stay in the bound, also where all sets were tried."""
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: SimpleNamespace(status=4))
+    if not enumerated:
+        monkeypatch.setattr(search_module, "MAX_ENUMERATED", 0)
+    open_gaps = 0
+    for seed in range(40):
+        problem = problem_of(seed)
+        best, result = brute_force(problem), solve_averaging(problem)
+        if result.bound is None:
+            assert result.status != Status.INFEASIBLE or best <= 1e-9
+            continue
+        assert result.bound * SLACK >= best
+        if result.status == Status.OPTIMAL:
+            assert result.objective is not None and result.objective * SLACK >= best * (1 - 1e-6)
+        open_gaps += result.status == Status.FEASIBLE
+    assert open_gaps > 0
 
 
 def test_closed_results_pass_the_checker_and_edited_bounds_do_not() -> None:

@@ -177,7 +177,7 @@ def test_rule_with_every_c_fractional_attains_nothing() -> None:
     """If every c is fractional, no peer contributes and the rule attains 0."""
     problem = instance(8, 0, 0.3)
     rule = paper_rule(problem)
-    assert not rule.computes.any() and rule.promised > 0
+    assert not rule.computes.any() and rule.lp_value > 0
     result = solve_averaging(problem, "relaxed")
     assert result.objective == 0 and result.status is Status.FEASIBLE
 

@@ -124,7 +124,7 @@ def test_search_finds_the_lowest_estimate(seed: int) -> None:
     classes, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
     search = LayoutSearch(classes, work, seed=seed)
     best = min(search.scored(one).value for one in every_layout(classes, 3))
-    search.run(MaxIterations(10**9).start(), 60_000)
+    search.search(MaxIterations(10**9).start(), 60_000)
     found = search.ranked()[0]
     assert found.value == pytest.approx(best, rel=1e-9)
     assert search.scored(found.layout).value == pytest.approx(found.value)
@@ -136,7 +136,7 @@ def test_the_same_seed_finds_the_same_layouts() -> None:
     found = []
     for _ in range(2):
         search = LayoutSearch(classes, work, seed=7)
-        search.run(MaxIterations(10**9).start(), 20_000)
+        search.search(MaxIterations(10**9).start(), 20_000)
         found.append(search.ranked())
     assert found[0] == found[1]
     for one in found[0]:
@@ -183,7 +183,7 @@ def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> Non
     state = search._initial_state(stages, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
-        if not search._mutate(state):
+        if not search._random_move(state):
             # a change that cannot be may have been begun
             state = search._initial_state(stages, STARTS[int(rng.integers(3))])
             continue
@@ -205,7 +205,7 @@ def test_other_seeds_find_layouts_as_good() -> None:
     instance, found = INSTANCES["gcp-v100"], []
     for seed in range(2):
         search = LayoutSearch(DeviceClasses.of(instance.cluster()), instance.model(), seed=seed)
-        search.run(MaxIterations(10**9).start(), 600_000)
+        search.search(MaxIterations(10**9).start(), 600_000)
         found.append(search.ranked()[0].value)
     assert max(found) <= 1.02 * 14.3257
 
@@ -222,7 +222,7 @@ def test_few_close_regions_are_found(name: str, least: float) -> None:
     instance, found = catalogue()[name], []
     for seed in range(2):
         search = LayoutSearch(DeviceClasses.of(instance.cluster()), instance.model(), seed=seed)
-        search.run(MaxIterations(10**9).start(), 200_000)
+        search.search(MaxIterations(10**9).start(), 200_000)
         found.append(search.ranked()[0].value)
     assert max(found) <= 1.02 * least
 
@@ -230,7 +230,7 @@ def test_few_close_regions_are_found(name: str, least: float) -> None:
 def test_infeasible_layers() -> None:
     """A layer needs more memory than any device has."""
     search = LayoutSearch(DeviceClasses.of(regions([2, 2], memory_bytes=1e5)), model())
-    search.run(MaxIterations(10**9).start(), 5_000)
+    search.search(MaxIterations(10**9).start(), 5_000)
     assert search.ranked() == []
 
 

@@ -115,7 +115,7 @@ def test_the_command_writes_table_picture_and_plans(
     [
         (["--worth", "inf,x"], "must be numbers >= 0 such as inf,1,0, found 'inf,x'"),
         (["--codecs", "int9"], "codec 'int9' is unknown"),
-        (["--sync-every", "0"], "sync_every is 0; it must be at least 1"),
+        (["--sync-every", "0"], "--sync-every is 0; it must be at least 1"),
         (["--within", "site"], "within 'site' is unknown; choose one of region"),
         (["--prices", "none.csv"], "none.csv: cannot be read"),
         (["--effort", "-1"], "effort"),

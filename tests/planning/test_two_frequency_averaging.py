@@ -436,7 +436,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         *("--no-pictures", "--out", str(out), "--within", "region"),
     ]
     assert main(words) == 2
-    assert "within goes with sync_every above 1" in capsys.readouterr().err
+    assert "--within goes with --sync-every above 1" in capsys.readouterr().err
     assert main([*words, "--sync-every", "50"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Gradients are averaged within regions in every step" in said

@@ -79,12 +79,12 @@ def test_contradictions_raise(sense: Sense) -> None:
         third.require_admitted(wrong, "too tight")
 
 
-def test_close_sets_the_bound() -> None:
-    """The bound is the objective."""
+def test_a_bound_that_equals_the_objective_ends_the_search() -> None:
+    """The result is optimal, as if all plans had been tried."""
     best = incumbent()
     best.offer(5.0, "plan")
-    best.close("every plan was tried")
-    assert best.result().gap == 0.0
+    best.offer_bound(5.0, "every plan was tried")
+    assert best.result().gap == pytest.approx(0.0, abs=1e-8)
     assert best.run.check() == "optimal"
 
 

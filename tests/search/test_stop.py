@@ -41,7 +41,7 @@ def test_no_improvement_counts_from_the_last_one() -> None:
     """An improvement resets it."""
     run = NoImprovement(2).start()
     assert run.update() is None
-    run.improve(3.0)
+    run.record_objective(3.0)
     assert run.update() is None
     assert run.update() == "no improvement"
 
@@ -58,13 +58,13 @@ def test_iterations_on_estimates_are_not_without_improvement() -> None:
 def test_gap_and_optimality() -> None:
     """TargetGap stops at its gap, every rule at a closed one."""
     run = AnyOf(TargetGap(0.1), MaxRuntime(100)).start()
-    run.improve(10.0)
+    run.record_objective(10.0)
     run.bound = 8.0
     assert run.check() is None
     run.bound = 9.5
     assert run.check() == "target gap"
     closed = MaxRuntime(100).start()
-    closed.improve(10.0)
+    closed.record_objective(10.0)
     closed.bound = 10.0
     assert closed.check() == "optimal"
 
@@ -88,7 +88,7 @@ def test_interrupt_becomes_a_reason() -> None:
     """Ctrl-C inside the search ends it, and the best so far is kept."""
     run = MaxRuntime(5).start()
     with run.interruptible():
-        run.improve(1.0)
+        run.record_objective(1.0)
         raise KeyboardInterrupt
     assert run.reason == "interrupted"
     assert run.objective == 1.0

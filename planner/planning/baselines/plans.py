@@ -71,7 +71,7 @@ class Baselines:
 
         ranks, ranks_refused = _or_why(lambda: ranks_by_region(problem, most, over_after(RANKS)))
         # from here on an interruption keeps these results
-        INTERRUPTS.found |= ranks is not None
+        INTERRUPTS.has_plan |= ranks is not None
         region, region_refused = _or_why(lambda: one_region(problem, most, over_after(1.0)))
         return cls(ranks, region, ranks_refused, region_refused)
 

@@ -154,12 +154,12 @@ class CandidatePool:
     def build_once(
         self,
         context: LayoutContext,
-        max_in_flight: float = math.inf,
+        max_in_flight_ratio: float = math.inf,
         slowdown: Floats | None = None,
         spread: PairSpread = PairSpread.EVEN,
     ) -> CandidatePlan:
         """`LayoutContext.build`, counted as work."""
-        candidate = context.build(max_in_flight, slowdown, spread)
+        candidate = context.build(max_in_flight_ratio, slowdown, spread)
         self.spend(candidate, 1)
         return candidate
 

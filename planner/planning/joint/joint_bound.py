@@ -294,7 +294,7 @@ def _stage_weights(
     needed_of_all = (
         (np.maximum(flops_per_s, requirements.least_flops_per_s), pool.flops_per_s.sum()),
         (np.maximum(sent_per_s, requirements.least_up), pool.up.sum()),
-        (requirements.m, requirements.n),
+        (requirements.m, requirements.num_devices),
     )
     # a single device has no upload, so its upload has no weight
     weight_sum = sum(

@@ -239,8 +239,8 @@ class _Search:
 
     def _search_round(self, moves: float) -> None:
         """Build and evaluate the best of new layouts, then improve candidates of the elite pool."""
-        self.layouts.found.clear()
-        self.layouts.run(self.run, moves)
+        self.layouts.best_by_start.clear()
+        self.layouts.search(self.run, moves)
         ranked = self.layouts.ranked(first=InitialLayout.SPREAD_COLD)
         initial: list[Layout] = []
         if not self.pool.tried:
@@ -314,8 +314,10 @@ class _Search:
                 break
             factors = np.exp(self.rng.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
             slowdown = best.slowdown * factors * (best.lateness if k == 0 else 1.0)
-            max_in_flight = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
-            candidate = self.pool.build_once(best.context, max_in_flight, slowdown, best.spread)
+            max_in_flight_ratio = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
+            candidate = self.pool.build_once(
+                best.context, max_in_flight_ratio, slowdown, best.spread
+            )
             if candidate.value < best.value and best.two_steps:
                 candidate = candidate.with_next_step()
                 self.pool.spend(candidate, 2)
@@ -399,11 +401,13 @@ class _Search:
     def _variants(self, candidate: CandidatePlan) -> Iterator[CandidatePlan]:
         """The same layout with fewer microbatches in flight, and with measured slowdowns."""
         slower = candidate.slowdown * candidate.lateness
-        for max_in_flight in (*IN_FLIGHT_FACTORS, math.inf):
+        for max_in_flight_ratio in (*IN_FLIGHT_FACTORS, math.inf):
             if self.run.check() is not None:
                 break
-            slowdown = slower if max_in_flight == math.inf else candidate.slowdown
-            yield self.pool.build_once(candidate.context, max_in_flight, slowdown, candidate.spread)
+            slowdown = slower if max_in_flight_ratio == math.inf else candidate.slowdown
+            yield self.pool.build_once(
+                candidate.context, max_in_flight_ratio, slowdown, candidate.spread
+            )
 
     def _evaluate_fallback(self) -> None:
         """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
@@ -411,7 +415,7 @@ class _Search:
             return
         if self.run.reason == TIME_LIMIT:
             # no layout that fits was found in time
-            self.layouts.run(MaxIterations(int(FALLBACK_MOVES)).start(), FALLBACK_MOVES)
+            self.layouts.search(MaxIterations(int(FALLBACK_MOVES)).start(), FALLBACK_MOVES)
             if self._evaluate_first_feasible():
                 return
         if self.pool.first_error is None and self.run.reason == INTERRUPTED:

@@ -47,7 +47,7 @@ class LayoutMoveShares(NamedTuple):
 
 
 # rounded, so that sums are the same numbers whatever the order
-P_DEVICES, P_SWAP, P_LAYERS, P_REORDER, P_SPLIT, P_ADD = (
+UP_TO_DEVICES, UP_TO_SWAP, UP_TO_LAYERS, UP_TO_REORDER, UP_TO_SPLIT, UP_TO_ADD = (
     round(edge, 9) for edge in accumulate(LayoutMoveShares())
 )
 """Cumulative probabilities of `LayoutMoveShares`."""
@@ -322,7 +322,7 @@ def _add_stage(
 
 
 @entry
-def mutate(
+def random_move(
     model: ModelArrays,
     classes: ClassArrays,
     state: LayoutState,
@@ -332,25 +332,25 @@ def mutate(
 ) -> bool:
     """Apply one random move; returns whether it was possible. If not, ``state`` is undefined.
 
-    With ``fixed`` the number of stages stays: a merge is followed by a split. If layers are fixed,
-    they and the number of stages stay.
+    With ``fixed_stages`` the number of stages stays: a merge is followed by a split. If layers are
+    fixed, they and the number of stages stay.
     """
     draw, layers_free = next_unit(rng_state), model.layers_free
-    if draw < P_DEVICES or (draw >= P_REORDER and not layers_free):
+    if draw < UP_TO_DEVICES or (draw >= UP_TO_REORDER and not layers_free):
         return bool(_move_devices(model, classes, state, rng_state))
-    if draw < P_SWAP or (draw < P_LAYERS and not layers_free):
+    if draw < UP_TO_SWAP or (draw < UP_TO_LAYERS and not layers_free):
         return bool(_swap_devices(state, rng_state))
-    if draw < P_LAYERS:
+    if draw < UP_TO_LAYERS:
         return bool(_shift_layer(state, rng_state))
-    if draw < P_REORDER:
+    if draw < UP_TO_REORDER:
         return bool(_reorder_stages(model, state, rng_state))
     if fixed_stages:
         return bool(_merge_stages(state, rng_state)) and bool(
             _split_stage(model, classes, state, scratch, rng_state)
         )
-    if draw < P_SPLIT:
+    if draw < UP_TO_SPLIT:
         return bool(_split_stage(model, classes, state, scratch, rng_state))
-    if draw < P_ADD:
+    if draw < UP_TO_ADD:
         return bool(_add_stage(model, classes, state, rng_state))
     return bool(_merge_stages(state, rng_state))
 
@@ -375,27 +375,28 @@ def anneal(
     best: LayoutState,
     scratch: LayoutScratch,
     rng_state: Words,
-    values: Floats,
+    current_and_best: Floats,
     moves: int,
     t_start: float,
     t_end: float,
     fixed_stages: bool,
 ) -> None:
-    """Anneal ``state`` for ``moves`` moves; ``values`` holds its estimate and that of ``best``.
+    """Anneal ``state`` for ``moves`` moves; ``current_and_best`` holds its estimate and
+    that of ``best``.
 
     The temperature, relative to the estimate, falls from ``t_start`` to ``t_end``.
     """
     for move in range(moves):
         _copy_layout(state, candidate)
-        if not mutate(model, classes, candidate, scratch, rng_state, fixed_stages):
+        if not random_move(model, classes, candidate, scratch, rng_state, fixed_stages):
             continue
-        temperature = t_start * (t_end / t_start) ** (move / moves) * values[0]
-        threshold = values[0] - temperature * math.log(max(next_unit(rng_state), 1e-300))
+        temperature = t_start * (t_end / t_start) ** (move / moves) * current_and_best[0]
+        threshold = current_and_best[0] - temperature * math.log(max(next_unit(rng_state), 1e-300))
         value = estimate(model, classes, candidate, scratch, threshold)
         if value > threshold:
             continue
         _copy_layout(candidate, state)
-        values[0] = value
-        if value < values[1] * (1 - 1e-12):
+        current_and_best[0] = value
+        if value < current_and_best[1] * (1 - 1e-12):
             _copy_layout(candidate, best)
-            values[1] = value
+            current_and_best[1] = value

@@ -27,7 +27,7 @@ IN_FLIGHT = 2.0
 law). In the simulator they queue; below about 2, pipelines run dry. See
 docs/explanation/joint-search.md."""
 SHORT_IN_FLIGHT = 1.5
-"""The same if memory allows no more; the stage then slows down in proportion."""
+"""Least such multiple where memory allows no more; the stage then slows down in proportion."""
 RECOMPUTE_FACTOR = 4.0 / 3.0
 """Period of a stage that recomputes, relative to one that does not."""
 MAX_PERIOD_RISES = 12

@@ -16,7 +16,7 @@ import numpy as np
 from planner.planning.cost import STEP_TIME, PlanObjective
 from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_anneal import anneal, mutate
+from planner.planning.joint.layout_anneal import anneal, random_move
 from planner.planning.joint.layout_arrays import (
     ClassArrays,
     LayoutScratch,
@@ -173,13 +173,13 @@ class LayoutSearch:
     wire_ratio
         Bytes of encoded gradients over unencoded ones.
     seed
-        Of every random choice.
+        Of the random generators.
     constraints
         What the request fixes.
 
     Attributes
     ----------
-    found
+    best_by_start
         Best layout by number of stages and kind of initial layout.
     """
 
@@ -219,7 +219,7 @@ class LayoutSearch:
             usd_per_s=classes.usd_per_s,
             usd_per_byte=classes.usd_per_byte,
         )
-        self.found: dict[tuple[int, InitialLayout], ScoredLayout] = {}
+        self.best_by_start: dict[tuple[int, InitialLayout], ScoredLayout] = {}
         self._rng = np.random.default_rng(seed)
         self._rng_state = self._rng.integers(0, 1 << 63, 1).astype(np.uint64)
         self._candidate, self._best = self._empty_state(), self._empty_state()
@@ -246,11 +246,11 @@ class LayoutSearch:
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
         """Distinct best layouts, fastest first; before them the best one of kind ``first``."""
-        order = sorted(self.found.items(), key=lambda item: item[1].value)
+        order = sorted(self.best_by_start.items(), key=lambda item: item[1].value)
         first_ones = [scored for (_, start), scored in order if start is first][:1]
         return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
 
-    def run(self, run: SearchRun, moves: float) -> None:
+    def search(self, run: SearchRun, moves: float) -> None:
         """Search until the moves are spent or the stopping criterion is met."""
         numbers = self.stage_counts
         with run.interruptible():
@@ -282,7 +282,7 @@ class LayoutSearch:
         moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
         for stages in numbers:
             for kind, share in MOVE_SHARES.items():
-                if run.check() is not None and self.found:
+                if run.check() is not None and self.best_by_start:
                     return
                 self._anneal(
                     run, self._initial_state(stages, kind), max(1, int(share * moves_each)), kind
@@ -310,7 +310,7 @@ class LayoutSearch:
         for _ in range(samples):
             state = self._state_of(layout)
             changes = 1 + int(self._rng.integers(3))
-            if not all(self._mutate(state) for _ in range(changes)):
+            if not all(self._random_move(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
             if value < math.inf:
@@ -318,10 +318,10 @@ class LayoutSearch:
         values.pop(layout, None)
         return sorted((ScoredLayout(s, x) for x, s in values.items()), key=lambda x: x.value)
 
-    def _mutate(self, state: LayoutState) -> bool:
+    def _random_move(self, state: LayoutState) -> bool:
         fixed_stages = self.constraints.stages is not None
         return bool(
-            mutate(
+            random_move(
                 self.model, self.class_arrays, state, self._scratch, self._rng_state, fixed_stages
             )
         )
@@ -397,12 +397,12 @@ class LayoutSearch:
 
     def _record(self, kind: InitialLayout, state: LayoutState, value: float) -> None:
         stages = int(state.stages[0])
-        known = self.found.get((stages, kind))
+        known = self.best_by_start.get((stages, kind))
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # recompute flags belong to the last estimate; estimate again
         final_value = self._estimate(state)
-        self.found[stages, kind] = ScoredLayout(final_value, self._layout_of(state))
+        self.best_by_start[stages, kind] = ScoredLayout(final_value, self._layout_of(state))
 
     @staticmethod
     def _layout_of(state: LayoutState) -> Layout:

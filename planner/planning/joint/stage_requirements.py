@@ -255,7 +255,7 @@ class StageRequirements:
 
     Attributes
     ----------
-    pool, n, layers
+    pool, num_devices, layers
         The devices, their number, and the number of layers.
     recompute_choices
         Whether a stage recomputes: the possible values.
@@ -277,10 +277,10 @@ class StageRequirements:
         recomputes: bool,
         every_steps: int = 1,
     ) -> None:
-        self.pool, self.n, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
+        self.pool, self.num_devices, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
         self.recompute_choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
-        self.m = np.arange(1.0, self.n + 1)
+        self.m = np.arange(1.0, self.num_devices + 1)
         self.microbatches_per_device = np.ceil(self.microbatches / self.m)
         self.least_flops_per_s, self.most_flops_per_s = _sorted_sums(pool.flops_per_s)
         self.least_up, self.most_up = _sorted_sums(pool.up)

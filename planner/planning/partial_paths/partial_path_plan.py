@@ -178,7 +178,7 @@ class _Search:
         trial = _Trial(plan, shape, solved, plan.predicted.step_s / credit)
         if self.best is None or trial.scaled_step_s < self.best.scaled_step_s:
             self.best = trial
-            self.run.found(trial.scaled_step_s, plan)
+            self.run.notify_incumbent(trial.scaled_step_s, plan)
         return trial
 
     def _assignment(self, shape: Shape, groups: Groups) -> AssignmentPlan:
