@@ -145,11 +145,13 @@ def require_name(label: str, name: str) -> None:
         raise ExportError(
             f"host is {name!r}; this format does not allow IPv6 addresses, give a name"
         )
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) and label == "host":
         raise ExportError(
-            f"{label} is {name!r}; give letters, digits, '.', '_' and '-'"
-            + (" (--hosts sets the host of each device)" if label == "host" else "")
+            f"host is {name!r}, not a name of letters, digits, '.', '_' and '-'; devices are their "
+            "own hosts unless --hosts gives a CSV with columns device,host"
         )
+    if not NAME.fullmatch(name):
+        raise ExportError(f"{label} is {name!r}; give letters, digits, '.', '_' and '-'")
 
 
 def load_hosts(path: str | Path) -> dict[str, str]:
