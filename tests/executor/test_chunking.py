@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.executor.comm.chunking import (
@@ -114,6 +114,7 @@ def test_word_is_sent_ahead_where_it_matters(
 
 
 @given(st.integers(0, 10**6))
+@example(787205)
 def test_seconds_are_the_clocks(seed: int) -> None:
     """Bytes over the fullest link, device or site's line, and the way there and back."""
     rng = np.random.default_rng(seed)
@@ -142,4 +143,6 @@ def test_seconds_are_the_clocks(seed: int) -> None:
     assert planned_s == pytest.approx(clock_round_s(group, 1e7, LinkResources.of(cluster)))
     saved_s, late_s = compare_with_plan_s(group, 1e7, cluster)
     assert 0.0 <= saved_s <= planned_s
-    assert late_s <= longest_round_trip_s(group, cluster)
+    # directions of a pair have latencies of their own: notification, contribution and sum may each
+    # take a slow one, while the plan counts the longest round trip of a pair
+    assert late_s <= 3 * latency.max() - planned_round_trip_s(group, cluster) + 1e-9
