@@ -26,6 +26,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "straight": {"stages": 4},
     "partial paths": {"stages": 4, "path_stages": 3},
 }
+SLOW = ("two frequencies", "every 5 steps", "recompute")
+"""Kinds whose witnesses have the fields of the joint search's."""
 VALUES: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 10**6, -1.0, 0.0, 1e-300, 1e-9, 0.5, 1.5, 1e12, 1e300),
     *(math.nan, math.inf, -math.inf, True, False, None, "", "x", [], {}),
@@ -97,7 +99,10 @@ def changed_once_or_twice(witness: Any, data: st.DataObject) -> Any:
     return witness
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REQUESTS],
+)
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_changed_witnesses_prove_nothing_false(name: str, data: st.DataObject) -> None:

@@ -342,6 +342,7 @@ def test_other_ways_to_train(rare: str, tmp_path: Path) -> None:
     assert found == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stage_within_each_machine(tmp_path: Path) -> None:
     """Averaging within machines, and a pipeline between them."""
     plan = make_plan([[0, 2], [1, 3]], workload=tiny_workload())

@@ -107,7 +107,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
     assert set(CALLED.values()) == set(GPUS)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) -> None:
     """Bytes sent as the plan has them, peaks near what was expected; rates with every step."""
     w = tiny_workload(batch_samples=6)
