@@ -11,7 +11,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planner.utils.atomic_write import sync_folder
 from planner.utils.input_files import parse_json
 from planner.utils.refusal import Refusal
 
@@ -81,7 +81,7 @@ def write_tensors(
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno is None:
@@ -91,16 +91,6 @@ def write_tensors(
         temporary.unlink(missing_ok=True)
         raise
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power failure, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def read_tensors(
