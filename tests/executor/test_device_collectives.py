@@ -45,7 +45,7 @@ from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
-from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup  # noqa: E402
 from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
@@ -242,6 +242,9 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
     assert other.assignment.groups == ((0, 2), (1, 3))
     found = in_threads(4, lambda rank: opened(rank, other))
     assert [sorted(one._groups) for one in found] == [[(0, 2)], [(1, 3)]] * 2
+    # lost ranks are noticed by the failure detector; others may take long
+    (group,) = found[0]._groups.values()
+    assert group.options._timeout == LONG_TIMEOUT
     if not torch.distributed.is_nccl_available():
         with pytest.raises(ValueError, match="this PyTorch is built without NCCL"):
             open_collectives(

@@ -30,7 +30,7 @@ from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id, network_namespace_id
 from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
-from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup
 from planner.executor.transport.connections import ConnectionLost
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
@@ -208,12 +208,12 @@ def _process_group(library: Library, store: Store, rank: int, size: int) -> Any:
 
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=LOCAL)]
-        options._timeout = TIMEOUT
+        options._timeout = LONG_TIMEOUT
         return ProcessGroupGloo(store, rank, size, options)
     os.environ.setdefault(NCCL_INTERFACE, "=lo")
     require_nccl_interface()
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     nccl_options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    nccl_options._timeout = TIMEOUT
+    nccl_options._timeout = LONG_TIMEOUT
     return ProcessGroupNCCL(store, rank, size, nccl_options)
