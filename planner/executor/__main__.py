@@ -80,6 +80,7 @@ def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector)
         state.checkpoints,
         state.held_out,
         state.config.wait or WAIT_S,
+        state.device,
         state.make_pipeline,
     )
     last = elastic.train(state.first, state.config.steps)

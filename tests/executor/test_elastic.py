@@ -155,6 +155,14 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
     assert lost["taken_over_by"] == ["3" if device == "0" else "1"]
     # checkpoints are of the plan of those who are left, and alike in each stage to the last bit
     left = remove_devices(plan, [device])
+    events = [json.loads(line) for line in done.out.splitlines()]
+    of_plan = {event["step"]: event["plan"] for event in events if event["event"] == "step"}
+    assert {of_plan[step] for step in range(3)} == {plan.content_hash}
+    assert {of_plan[step] for step in range(4, STEPS)} == {left.content_hash}
+    # what devices report at the end is of all generations
+    (devices,) = (event["devices"] for event in events if event["event"] == "devices")
+    assert all(one["microbatches"] >= 4 * (STEPS - 1) for one in devices)
+    assert any(device in one["sent_bytes"] for one in devices)
     for group in left.assignment.groups:
         shards = [read_shard(folder, latest_step(folder, group), d, left) for d in group]
         for name, tensor in shards[0].items():

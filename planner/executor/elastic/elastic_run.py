@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
+
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.elastic.membership import (
@@ -36,6 +38,7 @@ from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.rank_group import RankGroup, close_older
 from planner.executor.rendezvous.rendezvous import connect_ring
 from planner.executor.runtime.aggregator import Aggregator
+from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_averaging import PendingOuterStep
@@ -86,6 +89,8 @@ class ElasticRun:
         Evaluation data; None for no evaluation.
     wait_s
         See `planner.executor.elastic.membership.Membership`.
+    device
+        Where this rank computes.
     make_pipeline
         Creates the pipeline of a rank of a plan.
 
@@ -104,6 +109,7 @@ class ElasticRun:
         checkpoints: CheckpointManager | None,
         held_out: EvaluationData | None,
         wait_s: float,
+        device: torch.device,
         make_pipeline: Callable[[TrainingPlan, int, StageRuntime], Pipeline] = FixedPipeline,
     ) -> None:
         self.plan, self.ranks, self._make_pipeline = plan, ranks, make_pipeline
@@ -111,7 +117,7 @@ class ElasticRun:
         self._full_plan, self._all_ranks, self._runtime = plan, ranks, runtime
         self._model_stage = runtime if isinstance(runtime, ModelStage) else None
         self._progress, self._checkpoints = progress, checkpoints
-        self._held_out = held_out
+        self._held_out, self._device = held_out, device
         self._membership = Membership(ranks, wait_s)
         self._step = NO_STEP
         self._began_s = time.monotonic()
@@ -176,13 +182,21 @@ class ElasticRun:
             self._model_stage.set_plan(self.plan, self.ranks.rank)
         self._transfer_state(generation)
         self._report_missed_step()
+        self._progress.set_plan(self.plan, peak_flops(self.plan, self.ranks, self._device))
         if self._checkpoints is not None:
             self._checkpoints = self._checkpoints.for_plan(self.plan, self._model_stage, self.ranks)
         committer = self._committer = StoreStepCommitter(
             self._membership, self.ranks, head_ranks(self.plan), steps - 1
         )
         pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._runtime)
-        self.worker = Worker(self.plan, self.ranks, self._runtime, pipeline, committer=committer)
+        self.worker = Worker(
+            self.plan,
+            self.ranks,
+            self._runtime,
+            pipeline,
+            previous=self.worker,
+            committer=committer,
+        )
         if self.ranks.rank == 0 and generation.number:
             for event in membership_events(
                 generation, self._full_plan, time.monotonic() - self._began_s

@@ -28,7 +28,6 @@ from planner.executor.rendezvous.rendezvous import WAIT_S, heartbeat_timeout_s, 
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
-from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.memory import MemoryNeed, memory_claims, memory_need, require_memory
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -134,7 +133,12 @@ class RunState:
         return make_pipeline(plan, rank, runtime, queue=queue, speed=self.config.speed)
 
     def make_worker(
-        self, plan: TrainingPlan, ranks: RankGroup, pipeline: Pipeline, previous: Worker | None
+        self,
+        plan: TrainingPlan,
+        ranks: RankGroup,
+        pipeline: Pipeline,
+        previous: Worker | None = None,
+        segment: int = 0,
     ) -> Worker:
         """Create the worker of this rank."""
         return Worker(
@@ -144,6 +148,7 @@ class RunState:
             pipeline,
             simulation=self.simulation,
             previous=previous,
+            segment=segment,
             collectives=self.collectives,
         )
 
@@ -216,8 +221,8 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
         state.progress.phase("all processes are connected; building the model")
     state.need = state.memory_need(plan, ranks.rank)
     require_memory(ranks, memory_claims(ranks, state.need, state.device))
-    peak = None if ranks.joins_late else peak_flops(plan, ranks, state.device)
-    state.progress.flops = FlopsCounter(plan, peak)
+    if not config.elastic:  # else in every generation
+        state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
         state.export = Export(config.export, plan, config.weights)
     if ranks.rank in plan.stage_of:

@@ -39,7 +39,7 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks = state.config, state.ranks
     pipeline = state.make_pipeline(plan, ranks.rank, state.runtime)
-    worker = state.make_worker(plan, ranks, pipeline, previous=None)
+    worker = state.make_worker(plan, ranks, pipeline)
     rebalancing = _rebalancing(state, plan)
     segments: Iterable[RunSegment] = (RunSegment(plan, state.first, config.steps),)
     if rebalancing is not None:
@@ -56,7 +56,7 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
             if number:
                 segment_resources.append(ExitStack())
                 segment_ranks = replace(ranks, resources=segment_resources[-1])
-                worker = state.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
+                worker = state.make_worker(segment.plan, segment_ranks, pipeline, worker, number)
                 close_older(segment_resources)
             segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
@@ -124,6 +124,8 @@ def _move(state: RunState, segment: RunSegment) -> None:
     transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
     if state.checkpoints is not None:
         state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)
+    if (flops := state.progress.flops) is not None:
+        state.progress.set_plan(segment.plan, flops.peak_flops)
 
 
 def _run_segment(

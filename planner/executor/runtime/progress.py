@@ -12,6 +12,7 @@ from planner.executor.runtime.evaluate import EvaluationResult
 from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.records import StepRecord, finite_or_none
 from planner.executor.runtime.run_summary import summary
+from planner.training_plan.model import TrainingPlan
 
 
 class KnownLosses(Protocol):
@@ -30,6 +31,8 @@ class Progress:
 
     Attributes
     ----------
+    planned_s
+        Predicted step of the initial plan, which plans made from it keep.
     events
         Whether to print JSON lines instead of text.
     flops
@@ -44,6 +47,10 @@ class Progress:
     plan: str = ""
     _ended_s: float = 0.0
     _reported: set[int] = field(default_factory=set)
+
+    def set_plan(self, plan: TrainingPlan, peak_flops: float | None) -> None:
+        """Report the following steps as those of a plan; ``peak_flops`` as in `FlopsCounter`."""
+        self.plan, self.flops = plan.content_hash, FlopsCounter(plan, peak_flops)
 
     def step(self, record: StepRecord, losses: KnownLosses | None) -> None:
         """A step of rank 0 has ended."""

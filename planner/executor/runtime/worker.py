@@ -49,7 +49,9 @@ class Worker:
     simulation
         Simulated compute; None if a model is trained.
     previous
-        The worker of the previous segment of the run, whose counts continue.
+        The worker of the previous segment or generation, whose counts continue.
+    segment
+        Number of the segment among those of the rank group.
     committer
         Commits steps and collects losses; None if each rank updates when its gradients are ready.
     collectives
@@ -68,7 +70,7 @@ class Worker:
     microbatches
         Number of backward passes of this rank.
     sent_bytes
-        Bytes sent by averaging and pipeline, by destination.
+        Bytes sent by averaging and pipeline, by name of the destination.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Worker:
         *,
         simulation: Simulation | None = None,
         previous: Worker | None = None,
+        segment: int = 0,
         committer: StepCommitter | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> None:
@@ -88,11 +91,10 @@ class Worker:
         self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
-        self._segment = 0
-        self._earlier_sent_bytes: dict[int, int] = {}
+        self._segment = segment
+        self._earlier_sent_bytes: dict[str, int] = {}
         if previous is not None:
             self.microbatches, self._earlier_sent_bytes = previous.microbatches, previous.sent_bytes
-            self._segment = previous._segment + 1
         self._channels: dict[ChannelKind, DuplexChannels] = {}
         self._runtime, self._pipeline = runtime, pipeline
         self._simulated = simulation is not None
@@ -117,12 +119,13 @@ class Worker:
         self._ready_hint = ReadyHint(notify_ahead_s) if predictable and notify_ahead_s else None
 
     @property
-    def sent_bytes(self) -> dict[int, int]:
-        """Bytes sent by averaging and pipeline, by destination."""
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes sent by averaging and pipeline, by name of the destination."""
         totals = dict(self._earlier_sent_bytes)
         for channels in self._channels.values():
             for destination, connection in channels.outgoing.items():
-                totals[destination] = totals.get(destination, 0) + connection.sent_bytes
+                name = self.ranks.name(destination)
+                totals[name] = totals.get(name, 0) + connection.sent_bytes
         return totals
 
     def steps(
