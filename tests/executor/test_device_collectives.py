@@ -33,8 +33,8 @@ from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
+    CollectiveLibrary,
     DeviceCollectives,
-    Library,
     is_uniform,
     open_collectives,
     share_machine,
@@ -232,7 +232,7 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
 
     def opened(rank: int, plan: TrainingPlan = plan) -> DeviceCollectives:
         ranks = RankGroup(rank, 4, store)
-        return open_collectives(Library.GLOO, plan, ranks, CPU, HOST, store)
+        return open_collectives(CollectiveLibrary.GLOO, plan, ranks, CPU, HOST, store)
 
     assert plan.assignment.groups == ((0, 1), (2, 3))
     with pytest.raises(ValueError, match="no averaging group has a GPU of one machine"):
@@ -248,7 +248,7 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
     if not torch.distributed.is_nccl_available():
         with pytest.raises(ValueError, match="this PyTorch is built without NCCL"):
             open_collectives(
-                Library.NCCL, plan, RankGroup(0, 1, HashStore()), CPU, HOST, HashStore()
+                CollectiveLibrary.NCCL, plan, RankGroup(0, 1, HashStore()), CPU, HOST, HashStore()
             )
 
 

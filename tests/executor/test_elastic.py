@@ -647,7 +647,7 @@ class Told:
         self._jobs: list[Any] = []
         self._heeded: dict[str, Any] = {}
 
-    def watch_rank(self, *_: Any) -> None:
+    def set_watched_rank(self, *_: Any) -> None:
         """Nobody."""
 
     def poll(self, keys: Any) -> None:
@@ -901,8 +901,8 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     for rank in range(4):
         run.store.set(f"heartbeat/{rank}", "7")
     b = run.memberships[1]
-    b.report_lost(["a", "c"], "silent", is_isolated=True)
-    b.report_lost(["a", "c"], "silent", is_isolated=True)  # at every look
+    b.report_lost(["a", "c"], "silent", all_silent=True)
+    b.report_lost(["a", "c"], "silent", all_silent=True)  # at every look
     run.look()
     if alive:
         run.store.set("heartbeat/2", "8")

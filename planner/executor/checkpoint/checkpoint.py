@@ -84,9 +84,16 @@ class CheckpointManager:
         model_stage: ModelStage | None,
         ranks: RankGroup | None = None,
     ) -> CheckpointManager:
-        """The same for another plan."""
-        given = (ranks or self._ranks, model_stage, self._settings, self._on_complete)
-        return CheckpointManager(self._folder, self._every, plan, *given)
+        """Create a manager for another plan, with the same folder and settings."""
+        return CheckpointManager(
+            self._folder,
+            self._every,
+            plan,
+            ranks or self._ranks,
+            model_stage,
+            settings=self._settings,
+            on_complete=self._on_complete,
+        )
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
@@ -143,7 +150,7 @@ class CheckpointManager:
             return error.strerror or str(error)
         return ""
 
-    def _discard(self, files: CheckpointFiles, rank: int, why: str) -> None:
+    def _discard(self, files: CheckpointFiles, rank: int, reason: str) -> None:
         """Continue the run without this checkpoint."""
         for path in (files.index, files.shard(self._ranks.rank)):
             with suppress(OSError):
@@ -153,7 +160,7 @@ class CheckpointManager:
         if self._ranks.rank in (0, rank):
             print(
                 f"planner.executor: no checkpoint after {files.steps} steps: device "
-                f"{self._ranks.name(rank)!r}: {why}; the run continues",
+                f"{self._ranks.name(rank)!r}: {reason}; the run continues",
                 file=sys.stderr,
                 flush=True,
             )

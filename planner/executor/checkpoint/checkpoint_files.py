@@ -96,11 +96,11 @@ class CheckpointFiles:
             return self.index.is_file()  # it exists, but cannot be read
         return True
 
-    def unreadable(self, why: str) -> CheckpointError:
+    def unreadable(self, reason: str) -> CheckpointError:
         """The error for an invalid index."""
         return CheckpointError(
-            f"{self.index}: cannot be read ({why}); delete this checkpoint, so that an earlier one "
-            "is taken"
+            f"{self.index}: cannot be read ({reason}); delete this checkpoint, so that an "
+            "earlier one is taken"
         )
 
     def has_foreign_files(self) -> bool:

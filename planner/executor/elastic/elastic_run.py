@@ -225,7 +225,10 @@ class ElasticRun:
         if generation.outer_step_due:
             return PendingOuterStep.INTERRUPTED
         previous = generation.step - 1
-        if self.plan.sync.begun(generation.step) and generation.committed_outer_step < previous:
+        if (
+            self.plan.sync.has_pending_outer_step(generation.step)
+            and generation.committed_outer_step < previous
+        ):
             return PendingOuterStep.UNAVERAGED
         return PendingOuterStep.NONE
 
@@ -256,11 +259,11 @@ class ElasticRun:
                 self._full_plan, set(self._all_ranks.names) - set(generation.members)
             )
         except PlanError as error:
-            raise EmptyStageError(_with_cause(generation, str(error))) from None
+            raise EmptyStageError(_with_reason(generation, str(error))) from None
         name, stage = self._membership.name, self._model_stage
         if stage and stage.module.head is None and has_head(plan, generation.members.index(name)):
             reason = f"device {name!r} has no head to go on with"
-            raise EmptyStageError(_with_cause(generation, reason))
+            raise EmptyStageError(_with_reason(generation, reason))
         return plan
 
     def _connect(self) -> None:
@@ -269,11 +272,11 @@ class ElasticRun:
         assert detector is not None
         if self._heartbeats is not None:
             # all ranks stop watching older connections before any of them closes those
-            detector.watch_only(self._heartbeats)
+            detector.watch_only_connections(self._heartbeats)
         self._older_resources.append(self.ranks.resources)
         self._heartbeats = {}
         self._heartbeats = connect_ring(self.ranks)
-        detector.watch_only(self._heartbeats)
+        detector.watch_only_connections(self._heartbeats)
         close_older(self._older_resources)
 
     def _transfer_state(self, generation: Generation) -> None:
@@ -297,14 +300,14 @@ class ElasticRun:
         sources = [d for d in group if generation.members[d] not in generation.joined]
         if not sources:
             reason = f"stage {stage} has no device left that has its parameters"
-            raise EmptyStageError(_with_cause(generation, reason))
+            raise EmptyStageError(_with_reason(generation, reason))
         lockstep = lockstep_devices(self.plan, target)
         return next((d for d in sources if d in lockstep), sources[0])
 
     def _outer_step_pending(self) -> bool:
         """Whether a delayed outer step of the last step is pending."""
         committed = NO_STEP if self._committer is None else self._committer.committed_outer_step
-        return self.plan.sync.begun(self._step) and committed < self._step - 1
+        return self.plan.sync.has_pending_outer_step(self._step) and committed < self._step - 1
 
     def _after_loss(self) -> None:
         """Find out whether the interrupted step, or only its outer step, must be repeated."""
@@ -313,7 +316,7 @@ class ElasticRun:
             return
         assert self.worker is not None and self.worker.record is not None
         self._last_step = _LastStep(self.worker.record, committer)
-        ends = sync.begun(step) if sync.delayed else sync.due(step)
+        ends = sync.has_pending_outer_step(step) if sync.delayed else sync.due(step)
         if ends and committer.committed_outer_step < step - sync.delayed:
             self._outer_step_due = True
         else:
@@ -357,7 +360,7 @@ class ElasticRun:
         for wait_s in (RESET_CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
-                if detector.shutdown.line is not None:
+                if detector.shutdown.reason is not None:
                     raise RunAborted
                 if rank_lost.error is not None:
                     return
@@ -367,6 +370,6 @@ class ElasticRun:
         raise error
 
 
-def _with_cause(generation: Generation, consequence: str) -> str:
-    cause = next(iter(generation.lost.values()), "")
-    return f"{cause}; {consequence}" if cause else consequence
+def _with_reason(generation: Generation, consequence: str) -> str:
+    reason = next(iter(generation.lost.values()), "")
+    return f"{reason}; {consequence}" if reason else consequence

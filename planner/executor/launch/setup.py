@@ -15,7 +15,11 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
-from planner.executor.comm.device_collectives import DeviceCollectives, Library, open_collectives
+from planner.executor.comm.device_collectives import (
+    CollectiveLibrary,
+    DeviceCollectives,
+    open_collectives,
+)
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
@@ -66,9 +70,9 @@ class RunState:
         Output of the first rank.
     held_out
         Evaluation data; None for no evaluation.
-    need
+    peak_memory
         Peak memory of this rank; None with simulated compute.
-    first
+    first_step
         Number of the first step, after those of a checkpoint.
     export
         Exports the model after the last step; None without ``--export``.
@@ -86,8 +90,8 @@ class RunState:
     model_stage: ModelStage | None = None
     runtime: StageRuntime = field(init=False)
     held_out: EvaluationData | None = None
-    need: MemoryNeed | None = None
-    first: int = 0
+    peak_memory: MemoryNeed | None = None
+    first_step: int = 0
     checkpoints: CheckpointManager | None = None
     export: Export | None = None
     collectives: DeviceCollectives | None = None
@@ -109,7 +113,7 @@ class RunState:
             self.optimizer,
             data=self.data,
             load_weights=None if weights is None else partial(load_weights, weights),
-            count_samples=self.config.elastic,
+            count_microbatches=self.config.elastic,
             compiled=self.compiled,
         )
 
@@ -219,8 +223,8 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     first = ranks.rank == 0 and not ranks.joins_late
     if first:
         state.progress.phase("all processes are connected; building the model")
-    state.need = state.memory_need(plan, ranks.rank)
-    require_memory(ranks, memory_claims(ranks, state.need, state.device))
+    state.peak_memory = state.memory_need(plan, ranks.rank)
+    require_memory(ranks, memory_claims(ranks, state.peak_memory, state.device))
     if not config.elastic:  # else in every generation
         state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
@@ -228,7 +232,7 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     if ranks.rank in plan.stage_of:
         state.model_stage = state.make_model_stage(plan)
     if config.direct is not None:
-        state.collectives = _open_collectives(state, plan, Library(config.direct))
+        state.collectives = _open_collectives(state, plan, CollectiveLibrary(config.direct))
     if config.weights is not None and config.resume is None and not ranks.joins_late:
         require_same_files(ranks, "--weights", _digests(state, plan))
     model_stage = state.model_stage
@@ -256,7 +260,9 @@ def _digests(state: RunState, plan: TrainingPlan) -> dict[str, str]:
     return weight_digests(weights, require_executable(plan), *layers, head=head)
 
 
-def _open_collectives(state: RunState, plan: TrainingPlan, library: Library) -> DeviceCollectives:
+def _open_collectives(
+    state: RunState, plan: TrainingPlan, library: CollectiveLibrary
+) -> DeviceCollectives:
     """Collectives between the GPUs of a machine."""
     model_stage = state.model_stage
     backend, device = (
@@ -275,8 +281,10 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
         detector.shutdown.hint = f"; continue after {steps} steps with --resume {folder}"
 
     if config.resume is not None and not ranks.joins_late:
-        state.first = resume(config.resume, plan, ranks, state.model_stage, settings, config.steps)
-        steps_done = state.first
+        state.first_step = resume(
+            config.resume, plan, ranks, state.model_stage, settings, config.steps
+        )
+        steps_done = state.first_step
         if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
                 f"--steps is {config.steps}, but {steps_done} were done; give the number of all "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
@@ -22,7 +22,7 @@ from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
-from planner.executor.runtime.pipeline import Pipeline, PipelineLinks
+from planner.executor.runtime.pipeline import Pipeline, PipelineConnections
 from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.step_committer import StepCommitter
@@ -133,7 +133,7 @@ class Worker:
         count: int,
         *,
         first: int = 0,
-        warmup_steps: int = 0,
+        isolated_steps: int = 0,
         pending: PendingOuterStep | None = None,
     ) -> Generator[StepRecord, None, None]:
         """Train; yields the record of every step when it ends.
@@ -144,18 +144,18 @@ class Worker:
             Number of steps.
         first
             Number of the first one.
-        warmup_steps
+        isolated_steps
             Steps before, which start on all ranks together and are numbered separately from 0.
         pending
             State of an outer step that earlier steps began; by default a delayed one is restored
             from a checkpoint.
         """
         if pending is None:
-            begun = self.plan.sync.begun(first)
+            begun = self.plan.sync.has_pending_outer_step(first)
             pending = PendingOuterStep.RESTORED if begun else PendingOuterStep.NONE
         numbers = range(first, first + count)
         cycle = self.plan.cycle
-        schedule_ids = [cycle[t % len(cycle)] for t in (*range(warmup_steps), *numbers)]
+        schedule_ids = [cycle[t % len(cycle)] for t in (*range(isolated_steps), *numbers)]
         if pending is PendingOuterStep.INTERRUPTED:
             # only the outer step of the first step is left
             del schedule_ids[0]
@@ -164,24 +164,24 @@ class Worker:
             resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
             connections = self._connect(resources)
-            self._open_links(connections, schedule_ids, error_latch)
+            self._start_connections(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
             if self._outer.resume(pending, record):
                 yield record
             for index, schedule_id in enumerate(schedule_ids):
-                is_warmup = index < warmup_steps
-                step = index if is_warmup else numbers[index - warmup_steps]
-                if index <= warmup_steps:
+                is_isolated = index < isolated_steps
+                step = index if is_isolated else numbers[index - isolated_steps]
+                if index <= isolated_steps:
                     self._barrier(f"begin/{self._segment}/{index}")
                     self.began_s = time.monotonic()
-                record = self.record = StepRecord(step, is_warmup, time.monotonic())
+                record = self.record = StepRecord(step, is_isolated, time.monotonic())
                 self._run_step(record, index, schedule_id)
                 if loss_sender is not None:
                     loss_sender.report(step, self._runtime.loss() or 0.0)
                 yield record
-            self._outer.finish(record)
-            self._close_links(error_latch)
+            self._outer.apply_pending(record)
+            self._finish_connections(error_latch)
 
     def wait_for_averaging(self) -> None:
         """Wait for averaging in the background."""
@@ -189,7 +189,7 @@ class Worker:
 
     def _connect(self, resources: ExitStack) -> Connections:
         """Connect to all peers, watch their heartbeats and tune TCP."""
-        keys = self.comm_plan.connections
+        keys = self.comm_plan.connection_keys
         keys |= {(ChannelKind.HEARTBEAT, peer) for _, peer in keys}
         connections = resources.enter_context(
             connections_to(self.ranks, keys, f"steps/{self._segment}")
@@ -203,7 +203,7 @@ class Worker:
         grow_windows(self._channels.values(), self.comm_plan.bandwidth_delay_bytes())
         return connections
 
-    def _open_links(
+    def _start_connections(
         self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
     ) -> None:
         """Start the threads that send and receive."""
@@ -218,17 +218,17 @@ class Worker:
             self._runtime.backend,
         )
         self._pipeline.open(
-            PipelineLinks(channels.incoming, self._sender, error_latch), schedule_ids
+            PipelineConnections(channels.incoming, self._sender, error_latch), schedule_ids
         )
-        self._links = AllReduceLinks(self._channels[ChannelKind.AVERAGING], error_latch)
+        self._connections = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
         self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
-        self._outer.set_links(self._links, self._sender)
+        self._outer.set_connections(self._connections, self._sender)
 
-    def _close_links(self, error_latch: ErrorLatch) -> None:
+    def _finish_connections(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
         self._pipeline.finish()
         self._sender.finish()
-        self._links.finish()
+        self._connections.finish()
         error_latch.check()
         if self.losses is not None:
             self.losses.wait()
@@ -250,7 +250,9 @@ class Worker:
         detector = self.ranks.detector
         if detector is None:
             return nullcontext()
-        return detector.watching({c: self.ranks.name(peer) for peer, c in connections.items()})
+        return detector.watching_connections(
+            {c: self.ranks.name(peer) for peer, c in connections.items()}
+        )
 
     def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
         """Operations, averaging and updates of one step."""
@@ -267,7 +269,7 @@ class Worker:
 
         def on_operation_end(end_s: float) -> None:
             if ready_hint is not None:
-                ready_hint.operation_ended(end_s, self._links.notify_ready)
+                ready_hint.operation_ended(end_s, self._connections.notify_ready)
 
         if ready_hint is not None:
             ready_hint.begin(schedule_id)
@@ -275,7 +277,7 @@ class Worker:
 
     def _average_and_update(self, record: StepRecord) -> None:
         """Average gradients over the stage, clip them, and update."""
-        tied = self._runtime.tied_values
+        tied = self._runtime.tied_numel
         self._runtime.unscale()
         # before peers are notified
         self.comm_plan.averager.prepare(self._runtime.gradients, self._collectives)
@@ -302,10 +304,8 @@ class Worker:
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
-        uncounted_values = 0 if on_first_stage else self._runtime.tied_values
-        record.gradient_norm = norm.clip_grad_norm_(
-            vector, self._norm_connections, uncounted_values
-        )
+        uncounted_numel = 0 if on_first_stage else self._runtime.tied_numel
+        record.gradient_norm = norm.clip_grad_norm_(vector, self._norm_connections, uncounted_numel)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -317,12 +317,12 @@ class Worker:
         if self._committer is not None:
             self._committer.commit_step(record.step, self._runtime.loss())
         self._update(record)
-        self._outer.finish(record)
+        self._outer.apply_pending(record)
         if sync.due(record.step):
             self._runtime.take_snapshot()
             # warm-up steps are measured one by one
-            if sync.delayed and not record.is_warmup:
-                self._outer.begin(record.step)
+            if sync.delayed and not record.is_isolated:
+                self._outer.start_averaging(record.step)
             else:
                 self._outer.run(record)
         record.end_s = time.monotonic()
@@ -337,7 +337,9 @@ class Worker:
         buffer, collectives = self._runtime.gradients, self._collectives
         if averager.peers:
             begin_s = time.monotonic()
-            end_s = averager.run(buffer, self._links, self._sender, notified, collectives, part)
+            end_s = averager.run(
+                buffer, self._connections, self._sender, notified, collectives, part
+            )
             record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:
