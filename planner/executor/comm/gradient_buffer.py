@@ -13,14 +13,16 @@ class GradientBuffer:
 
     Parameters
     ----------
-    device
-        The vector of the device.
+    device_tensor
+        The vector on the device.
     make_host
         Allocates the host's, at its first use; None if the device's is in host memory itself.
     """
 
-    def __init__(self, device: Tensor, make_host: Callable[[], Tensor] | None = None) -> None:
-        self.device_tensor, self._make_host = device, make_host
+    def __init__(
+        self, device_tensor: Tensor, make_host: Callable[[], Tensor] | None = None
+    ) -> None:
+        self.device_tensor, self._make_host = device_tensor, make_host
         self._is_on_host = False
 
     @cached_property
@@ -53,6 +55,6 @@ class GradientBuffer:
         self._is_on_host = False
 
     def writable_device_tensor(self) -> Tensor:
-        """The device's vector, for new values."""
+        """The vector on the device, whose values will be replaced."""
         self._is_on_host = False
         return self.device_tensor

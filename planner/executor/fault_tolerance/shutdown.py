@@ -28,7 +28,7 @@ class Shutdown(ErrorLatch):
     Attributes
     ----------
     reason
-        None while the run continues.
+        The reason of the end; None while the run continues.
     code
         Exit code.
     hint

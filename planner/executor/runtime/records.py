@@ -36,7 +36,7 @@ class StepRecord:
     Attributes
     ----------
     step
-        Iteration, from 0; warm-up steps are numbered separately.
+        Iteration, from 0; isolated steps are numbered separately.
     is_isolated
         Whether all ranks waited for each other before it, so that it began on an idle system.
     begin_s, end_s

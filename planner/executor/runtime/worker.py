@@ -66,7 +66,7 @@ class Worker:
     record
         The current step, or the last one.
     began_s
-        Start of the last warm-up step, or of the first step after them, on the monotonic clock.
+        Start of the last isolated step, or of the first step after them, on the monotonic clock.
     microbatches
         Number of backward passes of this rank.
     sent_bytes
@@ -145,7 +145,7 @@ class Worker:
         first
             Number of the first one.
         isolated_steps
-            Steps before, which start on all ranks together and are numbered separately from 0.
+            Steps before, each started on all ranks together, and numbered separately from 0.
         pending
             State of an outer step that earlier steps began; by default a delayed one is restored
             from a checkpoint.
@@ -320,7 +320,7 @@ class Worker:
         self._outer.apply_pending(record)
         if sync.due(record.step):
             self._runtime.take_snapshot()
-            # warm-up steps are measured one by one
+            # isolated steps are measured one by one
             if sync.delayed and not record.is_isolated:
                 self._outer.start_averaging(record.step)
             else:
