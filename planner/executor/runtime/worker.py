@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import NamedTuple
 
 from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.comm_plan import CommPlan
@@ -35,6 +36,14 @@ from planner.executor.transport.connections import (
     duplex_channels,
 )
 from planner.training_plan.model import TrainingPlan
+
+
+class _StepConnections(NamedTuple):
+    """Open connections of a sequence of steps, by purpose."""
+
+    pipeline: Sender
+    averaging: AveragingConnections
+    norm: dict[int, Connection]
 
 
 class Worker:
@@ -164,7 +173,7 @@ class Worker:
             resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
             connections = self._connect(resources)
-            self._start_connections(connections, schedule_ids, error_latch)
+            self._step_connections = self._start_connections(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
             if self._outer.resume(pending, record):
@@ -205,12 +214,12 @@ class Worker:
 
     def _start_connections(
         self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
-    ) -> None:
+    ) -> _StepConnections:
         """Start the threads that send and receive."""
         if self._committer is not None:
             self._committer.abort_on(error_latch)
         channels = self._channels[ChannelKind.PIPELINE]
-        self._sender = Sender(
+        sender = Sender(
             channels.outgoing,
             error_latch,
             self.comm_plan.rates(),
@@ -218,17 +227,18 @@ class Worker:
             self._runtime.backend,
         )
         self._pipeline.open(
-            PipelineConnections(channels.incoming, self._sender, error_latch), schedule_ids
+            PipelineConnections(channels.incoming, sender, error_latch), schedule_ids
         )
-        self._connections = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
-        self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
-        self._outer.set_connections(self._connections, self._sender)
+        averaging = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
+        self._outer.set_connections(averaging, sender)
+        norm = _connections_of_kind(connections, ChannelKind.NORM)
+        return _StepConnections(sender, averaging, norm)
 
     def _finish_connections(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
         self._pipeline.finish()
-        self._sender.finish()
-        self._connections.finish()
+        self._step_connections.pipeline.finish()
+        self._step_connections.averaging.finish()
         error_latch.check()
         if self.losses is not None:
             self.losses.wait()
@@ -269,7 +279,7 @@ class Worker:
 
         def on_operation_end(end_s: float) -> None:
             if ready_hint is not None:
-                ready_hint.operation_ended(end_s, self._connections.notify_ready)
+                ready_hint.operation_ended(end_s, self._step_connections.averaging.notify_ready)
 
         if ready_hint is not None:
             ready_hint.begin(schedule_id)
@@ -300,12 +310,14 @@ class Worker:
             return
         if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.clip_grad_norm_(vector[:0], self._norm_connections)
+            norm.clip_grad_norm_(vector[:0], self._step_connections.norm)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
         uncounted_numel = 0 if on_first_stage else self._runtime.tied_numel
-        record.gradient_norm = norm.clip_grad_norm_(vector, self._norm_connections, uncounted_numel)
+        record.gradient_norm = norm.clip_grad_norm_(
+            vector, self._step_connections.norm, uncounted_numel
+        )
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -338,7 +350,12 @@ class Worker:
         if averager.peers:
             begin_s = time.monotonic()
             end_s = averager.run(
-                buffer, self._connections, self._sender, notified, collectives, part
+                buffer,
+                self._step_connections.averaging,
+                self._step_connections.pipeline,
+                notified,
+                collectives,
+                part,
             )
             record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
