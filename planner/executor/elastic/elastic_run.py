@@ -224,11 +224,8 @@ class ElasticRun:
         """State in which the previous generation left the outer step."""
         if generation.outer_step_due:
             return PendingOuterStep.INTERRUPTED
-        previous = generation.step - 1
-        if (
-            self.plan.sync.has_pending_outer_step(generation.step)
-            and generation.committed_outer_step < previous
-        ):
+        started = self.plan.sync.has_pending_outer_step(generation.step)
+        if started and generation.committed_outer_step < generation.step - 1:
             return PendingOuterStep.UNAVERAGED
         return PendingOuterStep.NONE
 

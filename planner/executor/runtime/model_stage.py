@@ -239,12 +239,9 @@ class ModelStage:
             self.outer.load_state_dict(state_dict)
             self._sample_shares.load_state_dict(state_dict)
             self._outer_step_pending = any(name.startswith(MEAN) for name in state_dict)
-            for name, part in (
-                self.outer.named(self.gradients.host_tensor).items()
-                if self._outer_step_pending
-                else ()
-            ):
-                part.copy_(state_dict[MEAN + name])
+            if self._outer_step_pending:
+                for name, part in self.outer.named(self.gradients.host_tensor).items():
+                    part.copy_(state_dict[MEAN + name])
         self.module.cast_weights()
 
     def restart_from_global(self) -> None:

@@ -77,16 +77,8 @@ class FixedPipeline:
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
         schedule, order = self._p2p_schedules[schedule_id], self._order(index, schedule_id)
-        run_operations(
-            schedule,
-            self._runtime,
-            self._receiver,
-            self._sender,
-            index,
-            record,
-            on_end,
-            order=order,
-        )
+        ends = self._receiver, self._sender
+        run_operations(schedule, self._runtime, *ends, index, record, on_end, order=order)
 
     def finish(self) -> None:
         """Nothing is left to do: the last step has received all messages."""

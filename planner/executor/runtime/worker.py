@@ -160,8 +160,8 @@ class Worker:
             from a checkpoint.
         """
         if pending is None:
-            begun = self.plan.sync.has_pending_outer_step(first)
-            pending = PendingOuterStep.RESTORED if begun else PendingOuterStep.NONE
+            restored = self.plan.sync.has_pending_outer_step(first)
+            pending = PendingOuterStep.RESTORED if restored else PendingOuterStep.NONE
         numbers = range(first, first + count)
         cycle = self.plan.cycle
         schedule_ids = [cycle[t % len(cycle)] for t in (*range(isolated_steps), *numbers)]
