@@ -54,7 +54,7 @@ class ShardedAllReduce:
         ``float32[numel]``, changed in place.
     group
         The rank's group.
-    links
+    connections
         Its connections, at least to the other members.
     wire
         Format of chunks.
