@@ -13,7 +13,7 @@ import time
 import torch
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
@@ -50,7 +50,9 @@ def main() -> int:
     wanted = duplex_keys(ChannelKind.AVERAGING, set(range(world)) - {rank})
     with connections_to(ranks, wanted, "averaging") as opened:
         disable_slow_start_after_idle()
-        peers = AllReduceLinks(duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch())
+        peers = AveragingConnections(
+            duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch()
+        )
         seconds = [
             _average(ranks, peers, group, chunking, args, r) for r in range(args.repeats + 1)
         ]
@@ -63,7 +65,7 @@ def main() -> int:
 
 def _average(
     ranks: RankGroup,
-    peers: AllReduceLinks,
+    peers: AveragingConnections,
     group: AveragingGroup,
     chunking: Chunking,
     args: argparse.Namespace,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.device_backend import make_backend
@@ -66,11 +66,11 @@ def main() -> int:
         for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
             os.environ[UNIX_SOCKETS] = near
             opened = stack.enter_context(connections_to(ranks, wanted, name))
-            peers = AllReduceLinks(
+            peers = AveragingConnections(
                 duplex_channels(opened, ChannelKind.AVERAGING, rank), ErrorLatch()
             )
 
-            def exchange(peers: AllReduceLinks = peers) -> None:
+            def exchange(peers: AveragingConnections = peers) -> None:
                 if on_gpus:
                     host.copy_(vector)
                 ShardedAllReduce(host, group, rank, peers, WireFormat.FP32, chunking).run()

@@ -115,7 +115,7 @@ class Fault:
         usual = RankGroup.all_gather
 
         def all_gather(ranks: RankGroup, name: str, text: str, **options: Any) -> list[str]:
-            if name == f"samples/{self._given['step']}" and not self._done:
+            if name == f"microbatches/{self._given['step']}" and not self._done:
                 self._done = True
                 ranks.store.set(f"{name}/{ranks.rank}", text)
                 self._happen()

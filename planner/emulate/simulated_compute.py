@@ -58,10 +58,10 @@ class SimulatedCompute(ModelFreeRuntime):
         self._payload = torch.zeros(max(self._sizes.values()), dtype=torch.uint8)
         stage, vectors = plan.averaged_stage(rank), plan.vector_bytes()
         shares = plan.averages_tied and j in (0, plan.head_stage) and rank in stage_of
-        self.tied_values = max(1, round(vectors[-1] / 4 / shrink)) if shares else 0
-        values = max(1, round(vectors[stage] / 4 / shrink)) + self.tied_values
+        self.tied_numel = max(1, round(vectors[-1] / 4 / shrink)) if shares else 0
+        numel = max(1, round(vectors[stage] / 4 / shrink)) + self.tied_numel
         # zeros take no memory until written, and a single device writes none
-        self._vector = torch.from_numpy(np.zeros(values, np.float32))
+        self._vector = torch.from_numpy(np.zeros(numel, np.float32))
         self._sleeper = Sleeper()
 
     def begin(self, step: int, schedule: Schedule) -> None:

@@ -80,9 +80,10 @@ def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector)
         state.checkpoints,
         state.held_out,
         state.config.wait or WAIT_S,
+        state.device,
         state.make_pipeline,
     )
-    last = elastic.train(state.first, state.config.steps)
+    last = elastic.train(state.first_step, state.config.steps)
     if elastic.worker is None:  # all steps were done before it could join
         detector.stop_watching()
         return 0
@@ -96,7 +97,7 @@ def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector)
 
 def _finish(state: RunState, ranks: RankGroup, result: TrainResult) -> None:
     """Reports after the last step; a collective call."""
-    trace, need, runtime = state.config.trace, state.need, state.runtime
+    trace, need, runtime = state.config.trace, state.peak_memory, state.runtime
     if trace is not None:
         _trace(trace, result.plan, ranks, result.worker, result.last)
     if need is not None:

@@ -106,7 +106,7 @@ class Sync:
         """Whether devices average after a step."""
         return (step + 1) % self.every_steps == 0
 
-    def begun(self, steps: int) -> bool:
+    def has_pending_outer_step(self, steps: int) -> bool:
         """Whether the last of ``steps`` steps started an averaging that overlaps with the next
         step."""
         return self.delayed and steps > 0 and self.due(steps - 1)

@@ -20,9 +20,12 @@ STALE_S = 2.0
 """Age of an unlocked temporary file that a killed writer left."""
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write text to a temporary file in the same folder, then rename it."""
-    write_bytes(path, text.encode())
+def write_text(path: str | Path, text: str, *, sync: bool = False) -> None:
+    """Write text to a temporary file in the same folder, then rename it.
+
+    With ``sync`` the file survives a power failure.
+    """
+    write_bytes(path, text.encode(), sync=sync)
 
 
 def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
@@ -40,29 +43,43 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
     write_bytes(path, drawn.getvalue())
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
+def write_bytes(path: str | Path, data: bytes, *, sync: bool = False) -> None:
     """Write bytes to a temporary file in the same folder, then rename it."""
     # write the target of a link, and keep the link
     path = Path(os.path.realpath(path))
     _clean(path)
     try:
-        _replace(path, data)
+        _replace(path, data, sync)
     except OSError as error:
         # report the requested path instead of the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _replace(path: Path, data: bytes) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power failure, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes, sync: bool) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             _hold(file)
             file.write(data)
             file.flush()
+            if sync:
+                os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
             Path(temporary).chmod(0o666 & ~umask)
             Path(temporary).replace(path)
+            if sync:
+                sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

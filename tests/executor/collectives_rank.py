@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.faults.rank import main
 from planner.executor.comm import device_collectives
-from planner.executor.comm.device_collectives import Library
+from planner.executor.comm.device_collectives import CollectiveLibrary
 from planner.executor.launch.process import exit_now
 
 
@@ -51,7 +51,7 @@ class Hanging:
 def pretend(machines: list[str], *, hangs: bool) -> None:
     """From now on in this process."""
 
-    def location_of(library: Library, rank: int, device: torch.device) -> tuple[str, str]:
+    def location_of(library: CollectiveLibrary, rank: int, device: torch.device) -> tuple[str, str]:
         return machines[rank], str(rank)
 
     setattr(device_collectives, "gpu_location", location_of)  # noqa: B010

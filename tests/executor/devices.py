@@ -14,7 +14,7 @@ from planner.executor.comm.p2p import Sender
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.pipeline import FixedPipeline, PipelineLinks
+from planner.executor.runtime.pipeline import FixedPipeline, PipelineConnections
 from planner.executor.runtime.records import StepRecord
 from planner.executor.transport.connections import Connection
 from planner.training_plan.model import TrainingPlan
@@ -111,7 +111,7 @@ def train_in_threads(
         sender = Sender(
             outgoing, error_latch, dict.fromkeys(outgoing, 1e9), backend=model_stage.backend
         )
-        pipeline.open(PipelineLinks(incoming, sender, error_latch), [0] * steps)
+        pipeline.open(PipelineConnections(incoming, sender, error_latch), [0] * steps)
         for step in range(steps):
             record = StepRecord(step, False)
             records[rank].append(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,37 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     found = made.state_dict()
     assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("content", ["", '{"version": 3, "pl'])
+def test_a_power_failure_costs_the_checkpoint(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An index that is empty or cut off is none: the one before is taken, which is said."""
+    write(tmp_path, [2, 4])
+    index = tmp_path / "step-000004" / INDEX
+    index.write_text(content)
+    assert resume(tmp_path, PLAN, *rank(), ADAMW, STEPS) == 2
+    said = capsys.readouterr().err
+    assert f"{index}: is empty or not JSON" in said and "checkpoint after 2 steps" in said
+    write(tmp_path, [6, 8])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000008"]
+
+
+def test_the_index_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes before it gets its name, then its folder, then the folder of all."""
+    synced: list[str] = []
+    usual = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        usual(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(tmp_path, [2])
+    assert synced[0].startswith(".device-0000") and synced[1] == "step-000002"
+    assert synced[2].startswith(f".{INDEX}.")
+    assert synced[3:] == ["step-000002", tmp_path.name]
 
 
 def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:

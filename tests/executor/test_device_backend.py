@@ -169,9 +169,9 @@ class Counted(GpuBackend):
         self.open -= 1
         return super().wait_for_event(mark)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """That mark is looked at by itself; the host may wake long after it."""
-        super().begin()
+        super().begin_step()
         self.open -= 1
         self.late_s = max(self.late_s, self._start_s - self._start_event.moment_s)
 
@@ -206,7 +206,7 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
 def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
     for backend in (late_backend(), HOST):
-        backend.begin()
+        backend.begin_step()
         if isinstance(backend, GpuBackend):
             assert backend._start_s >= backend._start_event.moment_s
         before = time.monotonic()

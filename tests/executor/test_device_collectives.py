@@ -33,8 +33,8 @@ from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.device_collectives import (  # noqa: E402
+    CollectiveLibrary,
     DeviceCollectives,
-    Library,
     is_uniform,
     open_collectives,
     share_machine,
@@ -45,7 +45,7 @@ from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.comm.stage_averager import StageAverager  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
-from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup  # noqa: E402
 from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
@@ -232,7 +232,7 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
 
     def opened(rank: int, plan: TrainingPlan = plan) -> DeviceCollectives:
         ranks = RankGroup(rank, 4, store)
-        return open_collectives(Library.GLOO, plan, ranks, CPU, HOST, store)
+        return open_collectives(CollectiveLibrary.GLOO, plan, ranks, CPU, HOST, store)
 
     assert plan.assignment.groups == ((0, 1), (2, 3))
     with pytest.raises(ValueError, match="no averaging group has a GPU of one machine"):
@@ -242,10 +242,13 @@ def test_opening_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> N
     assert other.assignment.groups == ((0, 2), (1, 3))
     found = in_threads(4, lambda rank: opened(rank, other))
     assert [sorted(one._groups) for one in found] == [[(0, 2)], [(1, 3)]] * 2
+    # lost ranks are noticed by the failure detector; others may take long
+    (group,) = found[0]._groups.values()
+    assert group.options._timeout == LONG_TIMEOUT
     if not torch.distributed.is_nccl_available():
         with pytest.raises(ValueError, match="this PyTorch is built without NCCL"):
             open_collectives(
-                Library.NCCL, plan, RankGroup(0, 1, HashStore()), CPU, HOST, HashStore()
+                CollectiveLibrary.NCCL, plan, RankGroup(0, 1, HashStore()), CPU, HOST, HashStore()
             )
 
 

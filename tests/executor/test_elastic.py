@@ -155,6 +155,14 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
     assert lost["taken_over_by"] == ["3" if device == "0" else "1"]
     # checkpoints are of the plan of those who are left, and alike in each stage to the last bit
     left = remove_devices(plan, [device])
+    events = [json.loads(line) for line in done.out.splitlines()]
+    of_plan = {event["step"]: event["plan"] for event in events if event["event"] == "step"}
+    assert {of_plan[step] for step in range(3)} == {plan.content_hash}
+    assert {of_plan[step] for step in range(4, STEPS)} == {left.content_hash}
+    # what devices report at the end is of all generations
+    (devices,) = (event["devices"] for event in events if event["event"] == "devices")
+    assert all(one["microbatches"] >= 4 * (STEPS - 1) for one in devices)
+    assert any(device in one["sent_bytes"] for one in devices)
     for group in left.assignment.groups:
         shards = [read_shard(folder, latest_step(folder, group), d, left) for d in group]
         for name, tensor in shards[0].items():
@@ -639,7 +647,7 @@ class Told:
         self._jobs: list[Any] = []
         self._heeded: dict[str, Any] = {}
 
-    def watch_rank(self, *_: Any) -> None:
+    def set_watched_rank(self, *_: Any) -> None:
         """Nobody."""
 
     def poll(self, keys: Any) -> None:
@@ -893,8 +901,8 @@ def test_who_hears_nobody_looks_for_signs_of_life(
     for rank in range(4):
         run.store.set(f"heartbeat/{rank}", "7")
     b = run.memberships[1]
-    b.report_lost(["a", "c"], "silent", is_isolated=True)
-    b.report_lost(["a", "c"], "silent", is_isolated=True)  # at every look
+    b.report_lost(["a", "c"], "silent", all_silent=True)
+    b.report_lost(["a", "c"], "silent", all_silent=True)  # at every look
     run.look()
     if alive:
         run.store.set("heartbeat/2", "8")

@@ -317,7 +317,7 @@ def test_the_first_reason_counts() -> None:
     shutdown.request("a", 5)
     shutdown.request("b")
     shutdown.on_failure(lambda: woken.append(2))
-    assert (shutdown.line, shutdown.code, woken) == ("a", 5, [1, 2])
+    assert (shutdown.reason, shutdown.code, woken) == ("a", 5, [1, 2])
 
 
 def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
         if len(heard) == 7:
             heartbeat.stop()
 
-    heartbeat.watch_rank(0, 1, look)
+    heartbeat.set_watched_rank(0, 1, look)
     monkeypatch.setattr("planner.executor.fault_tolerance.heartbeat.PERIOD_S", 0.0)
     before = heartbeat._count
     heartbeat.run()
@@ -370,7 +370,7 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
         def multi_get(self, keys: list[str]) -> list[bytes]:
             self.reads += 1
             if self.reads == 5:
-                heartbeat.watch_rank(0, 2, lambda silent_s: note(2, silent_s))
+                heartbeat.set_watched_rank(0, 2, lambda silent_s: note(2, silent_s))
             values: list[bytes] = store.multi_get(keys)
             return values
 
@@ -385,7 +385,7 @@ def test_a_new_target_does_not_inherit_the_silence_of_the_old_one(
 
     slow: Any = SlowStore()
     heartbeat = Heartbeat(slow, lambda reason: None, lambda: None, lambda: slow)
-    heartbeat.watch_rank(0, 1, lambda silent_s: note(1, silent_s))
+    heartbeat.set_watched_rank(0, 1, lambda silent_s: note(1, silent_s))
     heartbeat.run()
     assert next(silent_s for rank, silent_s in heard if rank == 2) == 0.0
     assert [silent_s for rank, silent_s in heard if rank == 1] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -397,7 +397,7 @@ def test_heartbeat_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     proposed: list[str] = []
     monkeypatch.setattr(detector, "abort_run", lambda line, code=FAILED: proposed.append(line))
     pairs = [socket.socketpair() for _ in range(3)]
-    with detector.watching({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
+    with detector.watching_connections({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
         pairs[0][1].sendall(b"\1\0")
         pairs[0][1].close()
         detector._poll()
@@ -425,7 +425,9 @@ def test_who_fell_silent_earlier_is_lost_alone(monkeypatch: pytest.MonkeyPatch) 
             lambda names, line, alone, to=reported: to.append((list(names), alone)),
         )
         pairs = [socket.socketpair() for _ in silences]
-        with detector.watching({pair[0]: name for pair, name in zip(pairs, "abc", strict=True)}):
+        with detector.watching_connections(
+            {pair[0]: name for pair, name in zip(pairs, "abc", strict=True)}
+        ):
             for (end, _), silent_s in zip(pairs, silences, strict=True):
                 detector._heartbeats[end].silent_s = silent_s
             detector._measure_silence(0.0)
@@ -489,7 +491,7 @@ def test_an_unexpected_error_of_a_helper_thread_ends_the_run() -> None:
         )
         with pytest.raises(KeyError):
             detector.run()
-    assert shutdown.line == "device 'a': its failure detector failed (KeyError: 'job')"
+    assert shutdown.reason == "device 'a': its failure detector failed (KeyError: 'job')"
     assert timers  # a main thread that is blocked is ended too
 
 

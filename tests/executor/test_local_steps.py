@@ -25,7 +25,7 @@ from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
 from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedWeights  # noqa: E402
+from planner.executor.runtime.outer_optimizer import OuterSGD, PlannedSampleShares  # noqa: E402
 from planner.executor.runtime.stage_module import require_executable  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
@@ -147,7 +147,7 @@ def test_a_device_without_samples_takes_no_inner_step(tmp_path: Path) -> None:
     ranks, _ = require_equal(plan, tmp_path)
     assert [int(found["updates"]) for found in ranks] == [STEPS, STEPS, STEPS // 2]
     assert len({found["parameters"].tobytes() for found in ranks}) == 1
-    samples = [PlannedWeights(plan, rank) for rank in range(3)]
+    samples = [PlannedSampleShares(plan, rank) for rank in range(3)]
     assert [one.gradient_scale(0) for one in samples] == [3, 3, 3]
     assert [one.gradient_scale(1) for one in samples] == [3, 1.5, None]
     # steps 0 to 4 and 5 to 9: three and two of all devices
@@ -224,7 +224,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
     """It begins with what was agreed on last, adds nothing, and then has what the others have."""
     plan = make_plan([[0], [1]]).replace(sync=Sync(2, OuterOptimizer()))
     giver, comer = (
-        ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig(1e-2), count_samples=True)
+        ModelStage(plan, rank, torch.device("cpu"), OptimizerConfig(1e-2), count_microbatches=True)
         for rank in (0, 1)
     )
     giver.begin(0, plan.schedules[0])

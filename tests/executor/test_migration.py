@@ -60,14 +60,14 @@ CASES: dict[str, tuple[list[list[int]], str, list[Migration]]] = {
 }
 
 
-def losses_with_moves(path: Path, moves: list[Migration], *more: str) -> dict[int, float]:
-    """Losses of ranks that decide to make these moves."""
+def events_with_moves(path: Path, moves: list[Migration], *more: str) -> list[dict[str, Any]]:
+    """What ranks tell that decide to make these moves."""
     given = json.dumps([asdict(move) for move in moves])
     module = "tests.executor.moving_rank"
     words = [given, str(path), "--devices", *IDS, "--device", "cpu", "--events", *more]
     done = run_ranks(len(IDS), module, *words)
     assert done.code == 0, done.error
-    return losses_in([json.loads(line) for line in done.out.splitlines()])
+    return [json.loads(line) for line in done.out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
     record = str(tmp_path / "record-{rank}.json")
     given = ("--steps", str(STEPS), "--rebalance", "1", "--record", record, *rates)
     kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "20")
-    losses = losses_with_moves(path, moves, *given, *kept)
+    events = events_with_moves(path, moves, *given, *kept)
+    losses, told = losses_in(events), {e["step"]: e["plan"] for e in events if e["event"] == "step"}
     expected = single(plan, **SETTINGS)
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
     # what was routed is what each segment's stages allow
@@ -97,6 +98,7 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
     last, ends = plan, [*(move.after for move in moves), STEPS]
     for number, (begin, end) in enumerate(pairwise([0, *ends])):
         last = last if number == 0 else migrated(last, moves[number - 1])
+        assert {told[step] for step in range(begin, end)} == {last.content_hash}
         for stage, group in enumerate(last.assignment.groups):
             assert {r[stage] for step, r in routes if begin <= step < end} == set(group)
     # all of a stage have the same parameters in the end, bit by bit
@@ -191,7 +193,7 @@ def test_a_move_between_outer_steps(tmp_path: Path) -> None:
     save_plan(plan, path)
     kept = ("--checkpoint", str(folder), "--every", str(STEPS))
     given = ("--steps", str(STEPS), "--rebalance", "5")
-    losses = losses_with_moves(path, [Migration("4", 1, 10)], *given, *kept)
+    losses = losses_in(events_with_moves(path, [Migration("4", 1, 10)], *given, *kept))
     assert losses[STEPS - 1] < losses[0] - 0.1
     last = migrated(plan, Migration("4", 1, 10))
     for group in last.assignment.groups:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.executor.comm.allreduce_links import AllReduceLinks  # noqa: E402
+from planner.executor.comm.averaging_connections import AveragingConnections  # noqa: E402
 from planner.executor.comm.chunking import Chunking  # noqa: E402
 from planner.executor.comm.codec import WireFormat  # noqa: E402
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce  # noqa: E402
@@ -34,7 +34,7 @@ class Members:
         for i, j in permutations(range(n), 2):
             ends = [Connection(fileno=end.detach()) for end in socket.socketpair()]
             self.channels[i].outgoing[j], self.channels[j].incoming[i] = ends
-        self.peers = [AllReduceLinks(channels, ErrorLatch()) for channels in self.channels]
+        self.peers = [AveragingConnections(channels, ErrorLatch()) for channels in self.channels]
 
     def all_do(self, work: Callable[[int], float]) -> list[float]:
         """``work`` of every rank, at the same time."""

@@ -24,7 +24,7 @@ from planner.executor.comm.device_backend import HOST  # noqa: E402
 from planner.executor.comm.p2p import Sender  # noqa: E402
 from planner.executor.comm.p2p_schedule import Message  # noqa: E402
 from planner.executor.fault_tolerance.error_latch import ErrorLatch  # noqa: E402
-from planner.executor.runtime.pipeline import PipelineLinks  # noqa: E402
+from planner.executor.runtime.pipeline import PipelineConnections  # noqa: E402
 from planner.executor.runtime.records import StepRecord  # noqa: E402
 from planner.executor.swarm.routing_messages import MessageFormat, MessageKind, RoutingHeader  # noqa: E402
 from planner.executor.swarm.stochastic_pipeline import (  # noqa: E402
@@ -76,7 +76,7 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
         mine = {j: c for (i, j), c in ends.items() if i == d}
         sender = Sender(mine, error_latch, dict.fromkeys(mine, 1e9))
         routed = StochasticPipeline(plan, d, computes[d], make_router(plan, d))  # type: ignore[arg-type]
-        routed.open(PipelineLinks(mine, sender, error_latch), [0] * steps)  # type: ignore[arg-type]
+        routed.open(PipelineConnections(mine, sender, error_latch), [0] * steps)  # type: ignore[arg-type]
         for serial in range(steps):
             records[d].append(StepRecord(serial, False))
             routed.run(serial, 0, records[d][-1], lambda end: None)

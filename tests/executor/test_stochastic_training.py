@@ -24,7 +24,7 @@ from planner.executor.fault_tolerance.shutdown import FAILED  # noqa: E402
 from planner.executor.runtime.memory import memory_need  # noqa: E402
 from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
-from planner.executor.runtime.outer_optimizer import CountedWeights  # noqa: E402
+from planner.executor.runtime.outer_optimizer import CountedSampleShares  # noqa: E402
 from planner.executor.runtime.run_summary import summary  # noqa: E402
 from planner.executor.swarm.microbatch_queue import QueuePipeline  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
@@ -127,7 +127,7 @@ def test_samples_are_counted_as_they_are_done() -> None:
     """Batches of 8, H = 2; a checkpoint within a period keeps the count."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
     plan = plan.replace(sync=Sync(2))
-    samples, again = CountedWeights(plan, 0), CountedWeights(plan, 0)
+    samples, again = CountedSampleShares(plan, 0), CountedSampleShares(plan, 0)
     samples.begin(plan.schedules[0])
     assert samples.gradient_scale(0) is None
     for _ in range(5):

@@ -32,10 +32,10 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.comm.comm_plan import CommPlan, stage_averager  # noqa: E402
 from planner.executor.runtime.outer_optimizer import (  # noqa: E402
+    COMMITTED_MICROBATCHES,
     PSEUDO_GRADIENT_MICROBATCHES,
-    SAMPLES,
-    CountedWeights,
-    PlannedWeights,
+    CountedSampleShares,
+    PlannedSampleShares,
 )
 from planner.executor.transport.connections import ChannelKind  # noqa: E402
 
@@ -141,7 +141,7 @@ def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) 
 def test_whose_samples_count() -> None:
     """Those of a region's devices together, for what gradients are divided by and changes weigh."""
     plan = straight(batch=7)
-    samples = [PlannedWeights(plan, rank) for rank in range(8)]
+    samples = [PlannedSampleShares(plan, rank) for rank in range(8)]
     visits = [sum(d in path for path in plan.schedules[0].paths) for d in range(8)]
     assert [visits[d] for d in plan.assignment.groups[0]] == [2, 2, 2, 1]
     for group in plan.assignment.groups:
@@ -153,7 +153,9 @@ def test_whose_samples_count() -> None:
         )
 
 
-def count_a_step(plan: TrainingPlan, of: dict[int, CountedWeights], *, taken: bool = True) -> None:
+def count_a_step(
+    plan: TrainingPlan, of: dict[int, CountedSampleShares], *, taken: bool = True
+) -> None:
     """By rank in the plan, what counts; not taken: it is to be done again."""
     (schedule,) = plan.schedules
     for rank, count in of.items():
@@ -168,7 +170,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     """All count what all of the region do, also of those that are lost or come later."""
     plan = straight(batch=7)
     ranks = plan.assignment.groups[0]
-    counts = [CountedWeights(plan, rank) for rank in ranks]
+    counts = [CountedSampleShares(plan, rank) for rank in ranks]
 
     count_a_step(plan, dict(zip(ranks, counts, strict=True)))
     left = remove_devices(plan, [plan.cluster.network.ids[ranks[3]]])
@@ -195,7 +197,7 @@ def test_samples_of_devices_that_are_as_one() -> None:
     counts[3].load_state_dict(counts[2].state_dict())
     assert counts[3].pseudo_gradient_microbatches == counts[2].pseudo_gradient_microbatches
     counts[3].commit_outer_step()
-    assert counts[3].state_dict().keys() == {SAMPLES}
+    assert counts[3].state_dict().keys() == {COMMITTED_MICROBATCHES}
 
 
 @settings(max_examples=50, deadline=None)
@@ -205,7 +207,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
     plan = straight(batch=7)
     ids, stage = plan.cluster.network.ids, plan.assignment.groups[0]
     regions = [{ids[d] for d in group.members} for group in plan.averaging[0][0]]
-    counts = {ids[d]: CountedWeights(plan, d) for d in stage}
+    counts = {ids[d]: CountedSampleShares(plan, d) for d in stage}
     there = set(counts)
     expected = [0, 0]
 
@@ -269,7 +271,7 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
             step(follow(), what == "step")
         for k, region in enumerate(regions):
             states = [counts[name].state_dict() for name in region & there]
-            assert all(float(state[SAMPLES]) == expected[k] for state in states)
+            assert all(float(state[COMMITTED_MICROBATCHES]) == expected[k] for state in states)
             assert all(PSEUDO_GRADIENT_MICROBATCHES not in state for state in states)
 
 
@@ -286,5 +288,5 @@ def test_what_a_rank_does_when() -> None:
         }
         assert wires.get(Phase.EXCHANGE, "int8") == "int8" and wires[Phase.SPREAD] == "fp32"
         wiring = CommPlan(plan, rank)
-        talks = {d for purpose, d in wiring.connections if purpose is ChannelKind.AVERAGING}
+        talks = {d for purpose, d in wiring.connection_keys if purpose is ChannelKind.AVERAGING}
         assert talks == each.peers | rare.peers

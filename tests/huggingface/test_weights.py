@@ -506,7 +506,7 @@ def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> N
     first, last = (make_model_stage(plan, rank, folder) for rank in range(2))
     assert first.module.stage.stem is not None and last.module.head is not None
     assert torch.equal(last.module.head.project.weight, first.module.stage.stem.tokens.weight)
-    assert first.tied_values == last.tied_values == plan.workload.tied_parameters > 0
+    assert first.tied_numel == last.tied_numel == plan.workload.tied_parameters > 0
     bare = plan.replace(averaging=plan.averaging[:2])
     with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with this release"):
         make_model_stage(bare, 0, folder)

@@ -28,12 +28,13 @@ from planner.executor.checkpoint.reshard import description, differences, source
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.rendezvous.file_digest import file_digest
+from planner.executor.rendezvous.rank_assignment import environment_number
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.training_plan.model import TrainingPlan
-from planner.utils.atomic_write import write_text
+from planner.utils.atomic_write import sync_folder, write_text
 from planner.utils.output_files import NO_ROOM, make_writable
 from planner.utils.refusal import Refusal
 
@@ -83,9 +84,16 @@ class CheckpointManager:
         model_stage: ModelStage | None,
         ranks: RankGroup | None = None,
     ) -> CheckpointManager:
-        """The same for another plan."""
-        given = (ranks or self._ranks, model_stage, self._settings, self._on_complete)
-        return CheckpointManager(self._folder, self._every, plan, *given)
+        """Create a manager for another plan, with the same folder and settings."""
+        return CheckpointManager(
+            self._folder,
+            self._every,
+            plan,
+            ranks or self._ranks,
+            model_stage,
+            settings=self._settings,
+            on_complete=self._on_complete,
+        )
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
@@ -136,12 +144,13 @@ class CheckpointManager:
         """Write the index; returns why it failed, or nothing."""
         try:
             files.path.mkdir(parents=True, exist_ok=True)
-            write_text(files.index, index)
+            write_text(files.index, index, sync=True)
+            sync_folder(self._folder)
         except OSError as error:
             return error.strerror or str(error)
         return ""
 
-    def _discard(self, files: CheckpointFiles, rank: int, why: str) -> None:
+    def _discard(self, files: CheckpointFiles, rank: int, reason: str) -> None:
         """Continue the run without this checkpoint."""
         for path in (files.index, files.shard(self._ranks.rank)):
             with suppress(OSError):
@@ -151,7 +160,7 @@ class CheckpointManager:
         if self._ranks.rank in (0, rank):
             print(
                 f"planner.executor: no checkpoint after {files.steps} steps: device "
-                f"{self._ranks.name(rank)!r}: {why}; the run continues",
+                f"{self._ranks.name(rank)!r}: {reason}; the run continues",
                 file=sys.stderr,
                 flush=True,
             )
@@ -250,7 +259,17 @@ def _latest_common(
             "that was given with --checkpoint, and after another plan bring the nodes' folders "
             "together"
         )
-    return CheckpointFiles(folder, max(common)[0])
+    chosen = CheckpointFiles(folder, max(common)[0])
+    first_of_node = environment_number("LOCAL_RANK", 0) == 0
+    for files in started_checkpoints(folder) if first_of_node else ():
+        if files.steps > chosen.steps and files.index.is_file() and not files.has_index():
+            print(
+                f"planner.executor: {files.index}: is empty or not JSON, as after a power failure; "
+                f"resuming from the checkpoint after {chosen.steps} steps",
+                file=sys.stderr,
+                flush=True,
+            )
+    return chosen
 
 
 def _restore_position(data: Microbatches, saved: dict[str, Any], files: CheckpointFiles) -> None:

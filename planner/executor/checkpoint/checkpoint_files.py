@@ -1,7 +1,7 @@
 """Files of one checkpoint: a shard for each device with a stage, and an index.
 
 ``FOLDER/step-000020/`` holds the state after 20 steps. The index is written last: a checkpoint
-without one is incomplete.
+is incomplete without one, or if it is not JSON, as after a power failure.
 """
 
 from __future__ import annotations
@@ -86,11 +86,21 @@ class CheckpointFiles:
             raise self.unreadable(f"no {path.name}") from None
         return read_tensors(path, sha256, wanted)
 
-    def unreadable(self, why: str) -> CheckpointError:
+    def has_index(self) -> bool:
+        """Whether the index is JSON: after a power failure it may be empty or cut off."""
+        try:
+            json.loads(self.index.read_text())
+        except ValueError:
+            return False
+        except OSError:
+            return self.index.is_file()  # it exists, but cannot be read
+        return True
+
+    def unreadable(self, reason: str) -> CheckpointError:
         """The error for an invalid index."""
         return CheckpointError(
-            f"{self.index}: cannot be read ({why}); delete this checkpoint, so that an earlier one "
-            "is taken"
+            f"{self.index}: cannot be read ({reason}); delete this checkpoint, so that an "
+            "earlier one is taken"
         )
 
     def has_foreign_files(self) -> bool:
@@ -110,4 +120,4 @@ def started_checkpoints(folder: Path) -> list[CheckpointFiles]:
 
 def complete_checkpoints(folder: Path) -> list[CheckpointFiles]:
     """The checkpoints with an index, in order of steps."""
-    return [files for files in started_checkpoints(folder) if files.index.is_file()]
+    return [files for files in started_checkpoints(folder) if files.has_index()]

@@ -11,7 +11,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planner.utils.atomic_write import sync_folder
 from planner.utils.input_files import parse_json
 from planner.utils.refusal import Refusal
 
 LENGTH = struct.Struct("<Q")
 """Length of the header, in front of it."""
-TYPES = {
+DTYPE_OF_NAME = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -33,7 +33,7 @@ TYPES = {
     "I32": torch.int32,
     "U8": torch.uint8,
 }
-NAMES = {value: name for name, value in TYPES.items()}
+NAME_OF_DTYPE = {value: name for name, value in DTYPE_OF_NAME.items()}
 METADATA = "__metadata__"
 """Key of the header that is not a tensor."""
 MAX_HEADER_BYTES = 100_000_000
@@ -62,7 +62,7 @@ def write_tensors(
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
-        shape, kind = list(tensor.shape), NAMES[tensor.dtype]
+        shape, kind = list(tensor.shape), NAME_OF_DTYPE[tensor.dtype]
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGN)
@@ -81,7 +81,7 @@ def write_tensors(
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno is None:
@@ -91,16 +91,6 @@ def write_tensors(
         temporary.unlink(missing_ok=True)
         raise
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power failure, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def read_tensors(
@@ -176,13 +166,13 @@ def _tensor_entry(path: Path, name: str, entry: Any, start: int, size: int) -> T
         begin, end = (start + int(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise TensorFileError(f"{path}: the entry of {name!r} in its header is invalid") from None
-    if kind not in TYPES:
+    if kind not in DTYPE_OF_NAME:
         raise TensorFileError(
-            f"{path}: {name!r} has type {kind!r}, not one of {', '.join(TYPES)}; convert it"
+            f"{path}: {name!r} has type {kind!r}, not one of {', '.join(DTYPE_OF_NAME)}; convert it"
         )
     fits = start <= begin <= end <= size and min(shape, default=0) >= 0
-    if not fits or end - begin != math.prod(shape) * TYPES[kind].itemsize:
+    if not fits or end - begin != math.prod(shape) * DTYPE_OF_NAME[kind].itemsize:
         raise TensorFileError(
             f"{path}: its header places {name!r} where its bytes are not; copy it again"
         )
-    return TensorEntry(TYPES[kind], shape, begin, end)
+    return TensorEntry(DTYPE_OF_NAME[kind], shape, begin, end)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.safetensors_io import NAMES, TYPES
+from planner.executor.checkpoint.safetensors_io import DTYPE_OF_NAME, NAME_OF_DTYPE
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
@@ -54,7 +54,7 @@ def _send(
     connection: Connection, state: Mapping[str, Tensor], data_position: list[int] | None
 ) -> None:
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in state.items()}
-    formats = {name: [NAMES[t.dtype], list(t.shape)] for name, t in tensors.items()}
+    formats = {name: [NAME_OF_DTYPE[t.dtype], list(t.shape)] for name, t in tensors.items()}
     header = json.dumps({"data_position": data_position, "tensors": formats}).encode()
     send_all(connection, memoryview(LENGTH.pack(len(header))), memoryview(header))
     for tensor in tensors.values():
@@ -69,7 +69,7 @@ def _receive(connection: Connection) -> tuple[dict[str, Tensor], list[int] | Non
     header = json.loads(text.decode())
     state = {}
     for name, (dtype, shape) in header["tensors"].items():
-        tensor = torch.empty(shape, dtype=TYPES[dtype])
+        tensor = torch.empty(shape, dtype=DTYPE_OF_NAME[dtype])
         receive_into(connection, as_bytes(tensor))
         state[name] = tensor
     return state, header["data_position"]

@@ -39,15 +39,15 @@ class WireFormat(enum.StrEnum):
         return cls(codec.value) if codec is not Codec.NONE else cls(gradients.value)
 
 
-def message_length(values: int, wire: WireFormat) -> int:
+def message_length(numel: int, wire: WireFormat) -> int:
     """Bytes of a message with so many values."""
     if wire in LEVELS:
-        return (values if wire is WireFormat.INT8 else -(-values // 2)) + _scale_bytes(values)
-    return (2 if wire in HALF_PRECISION else 4) * values
+        return (numel if wire is WireFormat.INT8 else -(-numel // 2)) + _scale_bytes(numel)
+    return (2 if wire in HALF_PRECISION else 4) * numel
 
 
 def encode(vector: Tensor, wire: WireFormat) -> Tensor:
-    """Encode a ``float32[values]`` vector.
+    """Encode a ``float32[numel]`` vector.
 
     Returns
     -------
@@ -75,30 +75,30 @@ def encode(vector: Tensor, wire: WireFormat) -> Tensor:
     )
 
 
-def decode(message: Tensor, values: int, wire: WireFormat) -> Tensor:
+def decode(message: Tensor, numel: int, wire: WireFormat) -> Tensor:
     """Decode a message, up to rounding.
 
     Returns
     -------
     Tensor
-        ``float32[values]``.
+        ``float32[numel]``.
     """
     if wire is WireFormat.FP32:
         return message.view(torch.float32)
     if wire in HALF_PRECISION:
         return message.view(HALF_PRECISION[wire]).to(torch.float32)
-    scale_bytes = _scale_bytes(values)
+    scale_bytes = _scale_bytes(numel)
     scale = message[:scale_bytes].clone().view(torch.float32)
     payload = message[scale_bytes:]
     levels = (
-        _unpack_int4(payload, values) if wire is WireFormat.INT4 else payload.view(torch.int8)
+        _unpack_int4(payload, numel) if wire is WireFormat.INT4 else payload.view(torch.int8)
     ).float()
-    return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
+    return (_blocks(levels) * scale[:, None]).reshape(-1)[:numel]
 
 
-def _scale_bytes(values: int) -> int:
+def _scale_bytes(numel: int) -> int:
     """Bytes of the scales."""
-    return 4 * -(-values // BLOCK)
+    return 4 * -(-numel // BLOCK)
 
 
 def _pack_int4(levels: Tensor) -> Tensor:
@@ -107,11 +107,11 @@ def _pack_int4(levels: Tensor) -> Tensor:
     return even[::2] | even[1::2] << 4
 
 
-def _unpack_int4(packed: Tensor, values: int) -> Tensor:
+def _unpack_int4(packed: Tensor, numel: int) -> Tensor:
     """Inverse of `_pack_int4`, as signed numbers."""
     # shift to the upper half and back to extend the sign
     low, high = (packed << 4).view(torch.int8) >> 4, packed.view(torch.int8) >> 4
-    return torch.stack([low, high], dim=1).reshape(-1)[:values]
+    return torch.stack([low, high], dim=1).reshape(-1)[:numel]
 
 
 def _blocks(vector: Tensor) -> Tensor:

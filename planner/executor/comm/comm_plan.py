@@ -60,7 +60,7 @@ class CommPlan:
         self.gradient_norm = GradientNorm(plan, rank) if has_norm else None
 
     @property
-    def connections(self) -> set[tuple[ChannelKind, int]]:
+    def connection_keys(self) -> set[tuple[ChannelKind, int]]:
         """Kind and peer of each connection of this rank."""
         wanted = duplex_keys(ChannelKind.PIPELINE, self._pipeline_peers)
         averages = self.averager.peers | self.region_averager.peers | self.tied_averager.peers

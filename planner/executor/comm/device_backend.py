@@ -29,7 +29,7 @@ class DeviceBackend(Protocol):
 
     max_pending: int
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Start of a step, when no operation is pending."""
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -53,7 +53,7 @@ class HostBackend:
 
     max_pending = 0
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """No operation can be pending."""
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -161,9 +161,9 @@ class GpuBackend:
     def __init__(self, gpu: CudaStreams) -> None:
         self._gpu = gpu
         self._d2h_stream, self._h2d_stream = gpu.stream(), gpu.stream()
-        self.begin()
+        self.begin_step()
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Start counting a step's time: a GPU's event times have few digits."""
         self._start_event = self.record_event()
         self._start_event.synchronize()

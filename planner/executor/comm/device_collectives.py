@@ -30,20 +30,20 @@ from planner.executor.comm.device_backend import DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id, network_namespace_id
 from planner.executor.comm.group_roles import member_ranges
 from planner.executor.rendezvous.address import NCCL_INTERFACE, require_nccl_interface
-from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, TIMEOUT, RankGroup
+from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup
 from planner.executor.transport.connections import ConnectionLost
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.model import TrainingPlan
 from planner.utils.refusal import Refusal
 
-LOCAL = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of this rank's GPU, whatever the others did."""
-KEPT: list[object] = []
+UNDESTROYED_GROUPS: list[object] = []
 """Groups kept until the process ends, since destroying one waits for its other members."""
 
 
-class Library(enum.StrEnum):
+class CollectiveLibrary(enum.StrEnum):
     """Library of collectives between GPUs; gloo does the same in host memory, for tests."""
 
     NCCL = "nccl"
@@ -83,7 +83,7 @@ class DeviceCollectives:
         Parameters
         ----------
         vector
-            ``float32[values]``, of which the group averages its slice.
+            ``float32[numel]``, of which the group averages its slice.
         wire
             In bf16, sums are computed in bf16.
         scale
@@ -117,7 +117,7 @@ class DeviceCollectives:
             yield
         except RuntimeError as error:
             # Gloo raises plain RuntimeErrors; NCCL does not, so those are errors of this rank
-            is_lost = isinstance(error, DistError) or self._library == Library.GLOO
+            is_lost = isinstance(error, DistError) or self._library == CollectiveLibrary.GLOO
             if isinstance(error, OWN_ERRORS) or not is_lost:
                 raise
             reason = (str(error).splitlines() or [""])[0]
@@ -132,7 +132,7 @@ def is_uniform(group: AveragingGroup) -> bool:
 
 
 def open_collectives(
-    library: Library,
+    library: CollectiveLibrary,
     plan: TrainingPlan,
     ranks: RankGroup,
     device: torch.device,
@@ -140,7 +140,7 @@ def open_collectives(
     store: Store,
 ) -> DeviceCollectives:
     """Create the process groups of this rank; a collective call."""
-    if library is Library.NCCL and not is_nccl_available():
+    if library is CollectiveLibrary.NCCL and not is_nccl_available():
         raise Refusal("--direct nccl: this PyTorch is built without NCCL; leave it out")
     location = json.dumps(gpu_location(library, ranks.rank, device))
     locations = [json.loads(text) for text in ranks.all_gather("collectives/location", location)]
@@ -171,7 +171,7 @@ def open_collectives(
             groups[members] = _process_group(
                 library, prefixed, members.index(ranks.rank), len(members)
             )
-    KEPT.extend(groups.values())
+    UNDESTROYED_GROUPS.extend(groups.values())
     opened = DeviceCollectives(groups, backend, ranks.name, library)
     for members in groups:  # connect now rather than in the first step
         values = torch.zeros(len(members), device=device)
@@ -179,7 +179,9 @@ def open_collectives(
     return opened
 
 
-def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
+def gpu_location(
+    library: CollectiveLibrary, rank: int, device: torch.device
+) -> tuple[str, str] | None:
     """Machine and GPU of a rank.
 
     Returns
@@ -189,7 +191,7 @@ def gpu_location(library: Library, rank: int, device: torch.device) -> tuple[str
     """
     # ranks in separate network namespaces cannot reach each other
     here = f"{machine_id()} {network_namespace_id()}"
-    if library is Library.GLOO:
+    if library is CollectiveLibrary.GLOO:
         return here, str(rank)
     return (here, gpu_identity(device)[1]) if device.type == "cuda" else None
 
@@ -201,19 +203,19 @@ def share_machine(locations: list[list[str] | None]) -> bool:
     return apart and len({machine_id for machine_id, _ in known}) == 1
 
 
-def _process_group(library: Library, store: Store, rank: int, size: int) -> Any:
+def _process_group(library: CollectiveLibrary, store: Store, rank: int, size: int) -> Any:
     # backends are imported here: builds without one lack its class; members are on one machine
-    if library is Library.GLOO:
+    if library is CollectiveLibrary.GLOO:
         from torch.distributed.distributed_c10d import ProcessGroupGloo
 
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=LOCAL)]
-        options._timeout = TIMEOUT
+        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = LONG_TIMEOUT
         return ProcessGroupGloo(store, rank, size, options)
     os.environ.setdefault(NCCL_INTERFACE, "=lo")
     require_nccl_interface()
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     nccl_options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    nccl_options._timeout = TIMEOUT
+    nccl_options._timeout = LONG_TIMEOUT
     return ProcessGroupNCCL(store, rank, size, nccl_options)

@@ -9,50 +9,52 @@ from torch import Tensor
 
 
 class GradientBuffer:
-    """A ``float32[values]`` vector on the device, with a copy in host memory if needed.
+    """A ``float32[numel]`` vector on the device, with a copy in host memory if needed.
 
     Parameters
     ----------
-    device
-        The vector of the device.
+    device_tensor
+        The vector on the device.
     make_host
         Allocates the host's, at its first use; None if the device's is in host memory itself.
     """
 
-    def __init__(self, device: Tensor, make_host: Callable[[], Tensor] | None = None) -> None:
-        self.device, self._make_host = device, make_host
+    def __init__(
+        self, device_tensor: Tensor, make_host: Callable[[], Tensor] | None = None
+    ) -> None:
+        self.device_tensor, self._make_host = device_tensor, make_host
         self._is_on_host = False
 
     @cached_property
-    def host(self) -> Tensor:
-        """The vector of the host."""
-        return self.device if self._make_host is None else self._make_host()
+    def host_tensor(self) -> Tensor:
+        """The vector in host memory."""
+        return self.device_tensor if self._make_host is None else self._make_host()
 
     @property
     def current(self) -> Tensor:
         """The vector with the current values."""
-        return self.host if self._is_on_host else self.device
+        return self.host_tensor if self._is_on_host else self.device_tensor
 
     def to_host(self) -> Tensor:
         """Move the values to the host, unless they are there."""
-        if not self._is_on_host and self.host is not self.device:
-            self.host.copy_(self.device)
+        if not self._is_on_host and self.host_tensor is not self.device_tensor:
+            self.host_tensor.copy_(self.device_tensor)
         self._is_on_host = True
-        return self.host
+        return self.host_tensor
 
     def to_device(self) -> Tensor:
         """Move the values to the device, unless they are there."""
         if self._is_on_host:
             self.restore_from_host()
-        return self.device
+        return self.device_tensor
 
     def restore_from_host(self) -> None:
         """Replace the device's values by those that were last on the host."""
-        if self.host is not self.device:
-            self.device.copy_(self.host)
+        if self.host_tensor is not self.device_tensor:
+            self.device_tensor.copy_(self.host_tensor)
         self._is_on_host = False
 
-    def overwrite(self) -> Tensor:
-        """The device's vector, for new values."""
+    def writable_device_tensor(self) -> Tensor:
+        """The vector on the device, whose values will be replaced."""
         self._is_on_host = False
-        return self.device
+        return self.device_tensor

@@ -44,13 +44,13 @@ class GradientNorm:
         return set(self._receivers) if self._rank == self._root else {self._root}
 
     def clip_grad_norm_(
-        self, vector: Tensor, connections: Mapping[int, socket.socket], uncounted_values: int = 0
+        self, vector: Tensor, connections: Mapping[int, socket.socket], uncounted_numel: int = 0
     ) -> float:
-        """Clip the averaged ``float32[values]`` gradients of a stage in place; returns the norm.
+        """Clip the averaged ``float32[numel]`` gradients of a stage in place; returns the norm.
 
-        The first ``uncounted_values`` are left out of the norm: another stage counts them.
+        The first ``uncounted_numel`` are left out of the norm: another stage counts them.
         """
-        own = sum_of_squares(vector[uncounted_values:]) if self._reports else 0.0
+        own = sum_of_squares(vector[uncounted_numel:]) if self._reports else 0.0
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._reporters)])
             for d in self._receivers:

@@ -30,7 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import GATHERED, HEADER, READY, AllReduceLinks
+from planner.executor.comm.averaging_connections import (
+    GATHERED,
+    HEADER,
+    READY,
+    AveragingConnections,
+)
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.comm.group_roles import GroupRoles, chunk_ranges, member_ranges
@@ -46,10 +51,10 @@ class ShardedAllReduce:
     Parameters
     ----------
     vector
-        ``float32[values]``, changed in place.
+        ``float32[numel]``, changed in place.
     group
         The rank's group.
-    links
+    connections
         Its connections, at least to the other members.
     wire
         Format of chunks.
@@ -69,7 +74,7 @@ class ShardedAllReduce:
         vector: Tensor,
         group: AveragingGroup,
         rank: int,
-        links: AllReduceLinks,
+        connections: AveragingConnections,
         wire: WireFormat,
         chunking: Chunking,
         scale: float = 1.0,
@@ -80,8 +85,8 @@ class ShardedAllReduce:
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
         self._members, self._roles = group.members, GroupRoles.from_group(group, rank)
-        self._links, self._wire, self._chunking, self._scale = links, wire, chunking, scale
-        self._available_rate = available_rate
+        self._connections, self._wire, self._chunking = connections, wire, chunking
+        self._scale, self._available_rate = scale, available_rate
         self._notified = () if notified is None else notified
         self._start_early_s = chunking.start_early_s if notified is None else None
         parts = member_ranges(group, len(vector))
@@ -100,16 +105,16 @@ class ShardedAllReduce:
         self._gathers_sums = self._missing_chunks > 0
         # without all-gather, only reading no further holds back members that are ahead
         self._unreduced = deque(c for c, size in enumerate(own_sizes) if size)
-        self._buffers = links.buffer_pool(message_length(max(own_sizes), wire))
+        self._buffers = connections.buffer_pool(message_length(max(own_sizes), wire))
         self._contributions: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
         """Run the round; returns the time of its end on the monotonic clock."""
         for k in self._roles.others:
             if self._members[k] not in self._notified:
-                self._links.notify_ready(self._members[k])
-            self._links.receivers[self._members[k]].submit(partial(self._receive, k))
-        self._links.wait_until(lambda: not self._unready_members, self._start_early_s)
+                self._connections.notify_ready(self._members[k])
+            self._connections.receivers[self._members[k]].submit(partial(self._receive, k))
+        self._connections.wait_until(lambda: not self._unready_members, self._start_early_s)
         window = self._chunking.window if self._gathers_sums else self._chunking.chunks
         contributions = deque(range(min(window, self._chunking.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._roles.me]) if size)
@@ -117,9 +122,9 @@ class ShardedAllReduce:
         for c in contributions:
             self._scatter(c)
         for c in sums:
-            self._links.wait_until(partial(self._can_reduce, c))
+            self._connections.wait_until(partial(self._can_reduce, c))
             self._reduce_and_gather(c)
-        self._links.wait_until(lambda: self._missing_chunks == 0)
+        self._connections.wait_until(lambda: self._missing_chunks == 0)
         end = time.monotonic()
         self._flush()
         return end
@@ -130,7 +135,7 @@ class ShardedAllReduce:
         """Scatter and reduce at a limited rate, until a given time."""
         next_send_s = until_s if bytes_per_s <= 0.0 else 0.0
         while (now := time.monotonic()) < until_s:
-            self._links.error_latch.check()
+            self._connections.error_latch.check()
             if now < next_send_s:
                 time.sleep(min(next_send_s, until_s) - now)
             elif sums and self._can_reduce(sums[0]):
@@ -145,21 +150,21 @@ class ShardedAllReduce:
 
     def _scatter(self, c: int) -> int:
         """Send chunk c, and following ones that nothing acknowledges; returns their bytes."""
-        values = 0
+        numel = 0
         while c < self._chunking.chunks:
             if self._roles.contributes:
                 for k in self._roles.others:
                     if self._sizes[k][c]:
                         self._send_contribution(k, c)
-                        values += self._sizes[k][c]
+                        numel += self._sizes[k][c]
             if self._is_gathered[c] or not self._gathers_sums:
                 break
             c += self._chunking.window
-        return message_length(values, self._wire)
+        return message_length(numel, self._wire)
 
     def _send_contribution(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
-        queue = self._links.send_queues[self._members[k]]
+        queue = self._connections.send_queues[self._members[k]]
         if self._wire is WireFormat.FP32:
             queue.send(c, self._bytes[4 * start : 4 * stop])
         else:
@@ -168,7 +173,7 @@ class ShardedAllReduce:
 
     def _receive(self, k: int) -> None:
         """Receive everything from member k."""
-        connection = self._links.incoming[self._members[k]]
+        connection = self._connections.incoming[self._members[k]]
         header_bytes = memoryview(bytearray(HEADER.size))
         own_sizes = self._sizes[self._roles.me]
         contributions = sum(size > 0 for size in own_sizes) * (k in self._roles.contributors)
@@ -184,22 +189,22 @@ class ShardedAllReduce:
                 self._receive_contribution(connection, k, header)
 
     def _count_ready(self) -> None:
-        with self._links.changed:
+        with self._connections.changed:
             self._unready_members -= 1
             if not self._unready_members:
-                self._links.changed.notify_all()
+                self._connections.changed.notify_all()
 
     def _receive_contribution(self, connection: socket.socket, k: int, c: int) -> None:
         if not self._roles.receivers:
-            self._links.wait_until(lambda: c < self._unreduced[0] + self._chunking.window)
+            self._connections.wait_until(lambda: c < self._unreduced[0] + self._chunking.window)
         length = message_length(self._sizes[self._roles.me][c], self._wire)
         buffer = self._buffers.acquire()
         receive_into(connection, buffer[:length].data)
-        with self._links.changed:
+        with self._connections.changed:
             self._contributions[k, c] = buffer
             self._missing_contributions[c] -= 1
             if not self._missing_contributions[c]:
-                self._links.changed.notify_all()
+                self._connections.changed.notify_all()
 
     def _receive_gathered(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
@@ -209,12 +214,12 @@ class ShardedAllReduce:
             message = torch.empty(message_length(stop - start, self._wire), dtype=torch.uint8)
             receive_into(connection, as_bytes(message))
             self._vector[start:stop] = decode(message, stop - start, self._wire)
-        with self._links.changed:
+        with self._connections.changed:
             self._missing_gathered[c] -= 1
             self._missing_chunks -= 1
             complete = not self._missing_gathered[c]
             if not self._missing_chunks:
-                self._links.changed.notify_all()
+                self._connections.changed.notify_all()
         if complete:
             self._scatter(c + self._chunking.window)
 
@@ -236,9 +241,9 @@ class ShardedAllReduce:
         if self._scale != 1.0:
             total *= self._scale
         if not self._roles.receivers:
-            with self._links.changed:
+            with self._connections.changed:
                 self._unreduced.popleft()
-                self._links.changed.notify_all()
+                self._connections.changed.notify_all()
             return 0
         if self._wire is WireFormat.FP32:
             message = self._bytes[4 * start : 4 * stop]
@@ -248,14 +253,14 @@ class ShardedAllReduce:
             self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
         for k in self._roles.receivers:
-            self._links.send_queues[self._members[k]].send(c | GATHERED, message)
+            self._connections.send_queues[self._members[k]].send(c | GATHERED, message)
         return len(message) * len(self._roles.receivers)
 
-    def _decode(self, buffer: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
-        message = buffer[: message_length(values, self._wire)]
+    def _decode(self, buffer: NDArray[np.uint8], numel: int) -> NDArray[np.float32]:
+        message = buffer[: message_length(numel, self._wire)]
         if self._wire is WireFormat.FP32:
             return message.view(np.float32)
-        return decode(torch.from_numpy(message), values, self._wire).numpy()
+        return decode(torch.from_numpy(message), numel, self._wire).numpy()
 
     def _flush(self) -> None:
         """Wait until the vector's bytes have been sent, so that it may be changed."""
@@ -263,11 +268,11 @@ class ShardedAllReduce:
 
         def count_flushed() -> None:
             nonlocal remaining
-            with self._links.changed:
+            with self._connections.changed:
                 remaining -= 1
                 if not remaining:
-                    self._links.changed.notify_all()
+                    self._connections.changed.notify_all()
 
         for k in self._roles.others:
-            self._links.send_queues[self._members[k]].run_after(count_flushed)
-        self._links.wait_until(lambda: remaining == 0)
+            self._connections.send_queues[self._members[k]].run_after(count_flushed)
+        self._connections.wait_until(lambda: remaining == 0)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.chunking import Chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.device_collectives import DeviceCollectives
@@ -67,7 +67,7 @@ class StageAverager:
     def run(
         self,
         buffer: GradientBuffer,
-        links: AllReduceLinks,
+        connections: AveragingConnections,
         sender: Sender,
         notified: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
@@ -85,8 +85,17 @@ class StageAverager:
                 else:
                     notified_ahead = notified if number == 0 else None
                     vector = buffer.to_host()[part]
-                    round_options = (links, wire, chunking, scale, available_rate, notified_ahead)
-                    end = ShardedAllReduce(vector, group, self.rank, *round_options).run()
+                    end = ShardedAllReduce(
+                        vector,
+                        group,
+                        self.rank,
+                        connections,
+                        wire=wire,
+                        chunking=chunking,
+                        scale=scale,
+                        available_rate=available_rate,
+                        notified=notified_ahead,
+                    ).run()
             elif scale != 1.0:
                 buffer.current[part].mul_(scale)
         return end

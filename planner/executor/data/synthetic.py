@@ -54,8 +54,8 @@ class Synthetic:
         )
 
     def position(self, step: int) -> list[int]:
-        """Empty: microbatches are independent."""
+        """Return an empty position: microbatches are independent."""
         return []
 
     def seek(self, position: list[int]) -> None:
-        """Rows depend on their number alone."""
+        """Do nothing: microbatches depend on their numbers alone."""

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
+
 from planner.executor.checkpoint.checkpoint import CheckpointManager
 from planner.executor.checkpoint.state_transfer import transfer_state
 from planner.executor.elastic.membership import (
@@ -36,6 +38,7 @@ from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.rank_group import RankGroup, close_older
 from planner.executor.rendezvous.rendezvous import connect_ring
 from planner.executor.runtime.aggregator import Aggregator
+from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import Evaluation, EvaluationData
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_averaging import PendingOuterStep
@@ -86,6 +89,8 @@ class ElasticRun:
         Evaluation data; None for no evaluation.
     wait_s
         See `planner.executor.elastic.membership.Membership`.
+    device
+        Where this rank computes.
     make_pipeline
         Creates the pipeline of a rank of a plan.
 
@@ -104,6 +109,7 @@ class ElasticRun:
         checkpoints: CheckpointManager | None,
         held_out: EvaluationData | None,
         wait_s: float,
+        device: torch.device,
         make_pipeline: Callable[[TrainingPlan, int, StageRuntime], Pipeline] = FixedPipeline,
     ) -> None:
         self.plan, self.ranks, self._make_pipeline = plan, ranks, make_pipeline
@@ -111,7 +117,7 @@ class ElasticRun:
         self._full_plan, self._all_ranks, self._runtime = plan, ranks, runtime
         self._model_stage = runtime if isinstance(runtime, ModelStage) else None
         self._progress, self._checkpoints = progress, checkpoints
-        self._held_out = held_out
+        self._held_out, self._device = held_out, device
         self._membership = Membership(ranks, wait_s)
         self._step = NO_STEP
         self._began_s = time.monotonic()
@@ -176,13 +182,21 @@ class ElasticRun:
             self._model_stage.set_plan(self.plan, self.ranks.rank)
         self._transfer_state(generation)
         self._report_missed_step()
+        self._progress.set_plan(self.plan, peak_flops(self.plan, self.ranks, self._device))
         if self._checkpoints is not None:
             self._checkpoints = self._checkpoints.for_plan(self.plan, self._model_stage, self.ranks)
         committer = self._committer = StoreStepCommitter(
             self._membership, self.ranks, head_ranks(self.plan), steps - 1
         )
         pipeline = self._make_pipeline(self.plan, self.ranks.rank, self._runtime)
-        self.worker = Worker(self.plan, self.ranks, self._runtime, pipeline, committer=committer)
+        self.worker = Worker(
+            self.plan,
+            self.ranks,
+            self._runtime,
+            pipeline,
+            previous=self.worker,
+            committer=committer,
+        )
         if self.ranks.rank == 0 and generation.number:
             for event in membership_events(
                 generation, self._full_plan, time.monotonic() - self._began_s
@@ -210,8 +224,8 @@ class ElasticRun:
         """State in which the previous generation left the outer step."""
         if generation.outer_step_due:
             return PendingOuterStep.INTERRUPTED
-        previous = generation.step - 1
-        if self.plan.sync.begun(generation.step) and generation.committed_outer_step < previous:
+        started = self.plan.sync.has_pending_outer_step(generation.step)
+        if started and generation.committed_outer_step < generation.step - 1:
             return PendingOuterStep.UNAVERAGED
         return PendingOuterStep.NONE
 
@@ -242,11 +256,11 @@ class ElasticRun:
                 self._full_plan, set(self._all_ranks.names) - set(generation.members)
             )
         except PlanError as error:
-            raise EmptyStageError(_with_cause(generation, str(error))) from None
+            raise EmptyStageError(_with_reason(generation, str(error))) from None
         name, stage = self._membership.name, self._model_stage
         if stage and stage.module.head is None and has_head(plan, generation.members.index(name)):
             reason = f"device {name!r} has no head to go on with"
-            raise EmptyStageError(_with_cause(generation, reason))
+            raise EmptyStageError(_with_reason(generation, reason))
         return plan
 
     def _connect(self) -> None:
@@ -255,11 +269,11 @@ class ElasticRun:
         assert detector is not None
         if self._heartbeats is not None:
             # all ranks stop watching older connections before any of them closes those
-            detector.watch_only(self._heartbeats)
+            detector.watch_only_connections(self._heartbeats)
         self._older_resources.append(self.ranks.resources)
         self._heartbeats = {}
         self._heartbeats = connect_ring(self.ranks)
-        detector.watch_only(self._heartbeats)
+        detector.watch_only_connections(self._heartbeats)
         close_older(self._older_resources)
 
     def _transfer_state(self, generation: Generation) -> None:
@@ -283,14 +297,14 @@ class ElasticRun:
         sources = [d for d in group if generation.members[d] not in generation.joined]
         if not sources:
             reason = f"stage {stage} has no device left that has its parameters"
-            raise EmptyStageError(_with_cause(generation, reason))
+            raise EmptyStageError(_with_reason(generation, reason))
         lockstep = lockstep_devices(self.plan, target)
         return next((d for d in sources if d in lockstep), sources[0])
 
     def _outer_step_pending(self) -> bool:
         """Whether a delayed outer step of the last step is pending."""
         committed = NO_STEP if self._committer is None else self._committer.committed_outer_step
-        return self.plan.sync.begun(self._step) and committed < self._step - 1
+        return self.plan.sync.has_pending_outer_step(self._step) and committed < self._step - 1
 
     def _after_loss(self) -> None:
         """Find out whether the interrupted step, or only its outer step, must be repeated."""
@@ -299,7 +313,7 @@ class ElasticRun:
             return
         assert self.worker is not None and self.worker.record is not None
         self._last_step = _LastStep(self.worker.record, committer)
-        ends = sync.begun(step) if sync.delayed else sync.due(step)
+        ends = sync.has_pending_outer_step(step) if sync.delayed else sync.due(step)
         if ends and committer.committed_outer_step < step - sync.delayed:
             self._outer_step_due = True
         else:
@@ -343,7 +357,7 @@ class ElasticRun:
         for wait_s in (RESET_CAUSE_S, detector.heartbeat_timeout_s):
             until = time.monotonic() + wait_s
             while time.monotonic() < until:
-                if detector.shutdown.line is not None:
+                if detector.shutdown.reason is not None:
                     raise RunAborted
                 if rank_lost.error is not None:
                     return
@@ -353,6 +367,6 @@ class ElasticRun:
         raise error
 
 
-def _with_cause(generation: Generation, consequence: str) -> str:
-    cause = next(iter(generation.lost.values()), "")
-    return f"{cause}; {consequence}" if cause else consequence
+def _with_reason(generation: Generation, consequence: str) -> str:
+    reason = next(iter(generation.lost.values()), "")
+    return f"{reason}; {consequence}" if reason else consequence

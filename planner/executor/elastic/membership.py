@@ -219,8 +219,8 @@ class Membership:
             time.sleep(POLL_S)
         generation = Generation.from_json(self._store.get(key).decode())
         if self.name not in generation.members:
-            why = generation.lost.get(self.name, "it was not present")
-            raise Evicted(f"the others continue without device {self.name!r}: {why}")
+            reason = generation.lost.get(self.name, "it was not present")
+            raise Evicted(f"the others continue without device {self.name!r}: {reason}")
         self._begin(generation)
 
     def ranks(self, rank: int) -> RankGroup:
@@ -238,10 +238,10 @@ class Membership:
             address=self._ranks.address,
         )
 
-    def report_lost(self, names: Sequence[str], why: str, is_isolated: bool = False) -> None:
+    def report_lost(self, names: Sequence[str], reason: str, all_silent: bool = False) -> None:
         """Report devices as lost; if this one may be isolated, check their heartbeats first."""
-        if is_isolated:
-            self._recheck(names, why)
+        if all_silent:
+            self._recheck(names, reason)
             return
         with self._lock:
             lost = [
@@ -250,10 +250,10 @@ class Membership:
             self._reported_lost |= set(lost)
             key = f"lost/{self.generation.number}"
         if lost:
-            text = json.dumps({"by": self.name, "lost": lost, "why": why}) + "\n"
+            text = json.dumps({"by": self.name, "lost": lost, "why": reason}) + "\n"
             self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
-    def _recheck(self, names: Sequence[str], why: str) -> None:
+    def _recheck(self, names: Sequence[str], reason: str) -> None:
         """Compare heartbeats in the store after a while; report these devices or this one lost."""
         with self._lock:
             number = self.generation.number
@@ -273,16 +273,16 @@ class Membership:
             if number != self.generation.number:
                 return
             if heartbeats(store, ranks) == seen:
-                self.report_lost(names, why)
+                self.report_lost(names, reason)
             else:
                 self.report_lost([self.name], f"device {self.name!r} receives no heartbeats")
 
         self._detector.heartbeat.run_later(first)
 
-    def report_reset(self, name: str, why: str) -> None:
+    def report_reset(self, name: str, reason: str) -> None:
         """Repeat the step with all devices: a connection has closed, both ends may be alive."""
         key = f"lost/{self.generation.number}"
-        text = json.dumps({"by": self.name, "lost": [], "reset": name, "why": why}) + "\n"
+        text = json.dumps({"by": self.name, "lost": [], "reset": name, "why": reason}) + "\n"
         self._detector.heartbeat.run_later(lambda store: _append(store, key, text))
 
     def report_connection_lost(self, error: ConnectionLost) -> bool:
@@ -358,7 +358,7 @@ class Membership:
         others = [self._names.index(name) for name in generation.members]
         next_rank = others[(others.index(me) + 1) % len(others)]
         self._detector.on_rank_lost = self.report_lost
-        self._detector.watch_rank(me, next_rank, self._names[next_rank])
+        self._detector.set_watched_rank(me, next_rank, self._names[next_rank])
         self._detector.heartbeat.poll(
             {key: partial(callback, number) for key, callback in callbacks.items()}
         )

@@ -28,12 +28,12 @@ def membership_events(
     """
     common = {"step": generation.step, "go_on": list(generation.members), "lost_s": lost_s}
     lost = generation.lost
-    for why in dict.fromkeys(lost.values()):
-        names = [name for name in lost if lost[name] == why]
+    for reason in dict.fromkeys(lost.values()):
+        names = [name for name in lost if lost[name] == reason]
         yield {
             "event": "lost",
             "devices": names,
-            "why": why,
+            "why": reason,
             "taken_over_by": _others(names, generation, plan),
             **common,
         }

@@ -53,7 +53,7 @@ class StoreMonitor(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until `stop`, or as long as the process lives."""
+        """Poll the store until `stop`, or as long as the process lives."""
         while not self._stopped.is_set():
             try:
                 store = self._address.connect(CONNECT_S)

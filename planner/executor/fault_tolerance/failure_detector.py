@@ -33,7 +33,7 @@ from planner.utils.refusal import Refusal
 from planner.utils.text import listed
 
 HEARTBEAT_TIMEOUT_S = 10.0
-LATENCIES = 25.0
+TIMEOUT_IN_LATENCIES = 25.0
 """Smallest default timeout, as a multiple of the plan's longest latency."""
 TICK_S = 0.25
 PING_S = 1.0
@@ -130,12 +130,12 @@ class FailureDetector(threading.Thread):
         assert self._heartbeat is not None
         return self._heartbeat
 
-    def watch_rank(self, rank: int, other: int, name: str) -> None:
+    def set_watched_rank(self, rank: int, other: int, name: str) -> None:
         """Send heartbeats as this rank, and watch another one."""
-        self.heartbeat.watch_rank(rank, other, lambda s: self._check_silence([name], s))
+        self.heartbeat.set_watched_rank(rank, other, lambda s: self._check_silence([name], s))
 
     @contextmanager
-    def watching(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
+    def watching_connections(self, heartbeats: Mapping[socket.socket, str]) -> Iterator[None]:
         """Watch connections too, until the block ends."""
         with self._lock:
             self._heartbeats |= {c: _HeartbeatConnection(name) for c, name in heartbeats.items()}
@@ -147,36 +147,36 @@ class FailureDetector(threading.Thread):
                     if self._heartbeats.pop(connection, None) is not None:
                         _send(connection, GOODBYE)
 
-    def watch_only(self, heartbeats: Collection[socket.socket]) -> None:
+    def watch_only_connections(self, heartbeats: Collection[socket.socket]) -> None:
         """Watch only these connections."""
         with self._lock:
             for connection in self._heartbeats.keys() - set(heartbeats):
                 del self._heartbeats[connection]
 
-    def abort_run(self, line: str, code: int = FAILED) -> None:
+    def abort_run(self, reason: str, code: int = FAILED) -> None:
         """End the run: with a reason in the store for all ranks, or else here alone."""
         with self._lock:
             if self._proposed_s is not None:
                 return
-            self._proposed_s, self._proposal = time.monotonic(), (line, code)
+            self._proposed_s, self._proposal = time.monotonic(), (reason, code)
         if self._heartbeat is not None and self._heartbeat.is_alive():
-            self._heartbeat.abort_run(line)
+            self._heartbeat.abort_run(reason)
 
-    def exit_on_error(self, line: str) -> int:
+    def exit_for_peer_error(self, reason: str) -> int:
         """End after an error of the main thread that is a consequence of something else."""
         self._main_thread_exiting = True
         if not self.shutdown.wait(EXIT_CAUSE_S):
-            self.abort_run(line)
+            self.abort_run(reason)
             self.shutdown.wait(PUBLISH_S)
-        return self.exit_code(line)
+        return self.exit_code(reason)
 
-    def exit_alone(self, line: str, code: int = LEFT) -> int:
+    def exit_alone(self, reason: str, code: int = LEFT) -> int:
         """End alone: the others continue."""
         self._main_thread_exiting = True
-        self.shutdown.request(line, code)
+        self.shutdown.request(reason, code)
         return self.exit_code()
 
-    def exit_unless_store_lost(self, line: str) -> int:
+    def exit_unless_store_lost(self, reason: str) -> int:
         """End alone, unless the store is lost for all."""
         self._main_thread_exiting = True
         answers, until = self.heartbeat.answers, time.monotonic() + self.heartbeat_timeout_s
@@ -184,31 +184,31 @@ class FailureDetector(threading.Thread):
         while self.heartbeat.answers < answers + 2 and time.monotonic() < until:
             if self.shutdown.wait(TICK_S):
                 return self.exit_code()
-        return self.exit_alone(line)
+        return self.exit_alone(reason)
 
-    def exit_on_refusal(self, line: str, code: int, *, for_all: bool = False) -> int:
+    def exit_for_own_error(self, reason: str, code: int, *, for_all: bool = False) -> int:
         """End because of an error of this process, and notify the others.
 
         In an elastic run the others continue, unless the error ends the run for all. A restart
         may help then, except for input that would be refused again.
         """
         if self.on_rank_lost is not None and not for_all:
-            return self.exit_alone(line, REFUSED if code == REFUSED else LEFT)
+            return self.exit_alone(reason, REFUSED if code == REFUSED else LEFT)
         self._main_thread_exiting = True
-        self.shutdown.request(line, code)
+        self.shutdown.request(reason, code)
         self.shutdown.print_reason()
         if self._heartbeat is not None and self._heartbeat.is_alive():
-            self._heartbeat.abort_run(line)
+            self._heartbeat.abort_run(reason)
             self._heartbeat.join(PUBLISH_S)
         else:
             with suppress(TimeoutError):
-                call_with_timeout(PUBLISH_S, lambda: _publish_reason(line))
-        return self.exit_code(line)
+                call_with_timeout(PUBLISH_S, lambda: _publish_reason(reason))
+        return self.exit_code(reason)
 
-    def exit_code(self, line: str = "") -> int:
+    def exit_code(self, reason: str = "") -> int:
         """Last call: print the reason if there is one, and return the exit code."""
         self._main_thread_exiting = True
-        self.shutdown.request(line)
+        self.shutdown.request(reason)
         code = self.shutdown.print_reason()
         if self._serves:
             time.sleep(LINGER_S)
@@ -223,7 +223,7 @@ class FailureDetector(threading.Thread):
             self._heartbeat.stop()
 
     def run(self) -> None:
-        """Until `stop_watching`, or until the process must end, as after an unexpected error."""
+        """Watch until `stop_watching`, or until an error or the end of the run ends the process."""
         try:
             self._watch()
         except Exception as error:
@@ -244,7 +244,7 @@ class FailureDetector(threading.Thread):
             self._poll()
             now = time.monotonic()
             passed_s, polled_s = min(now - polled_s, 2 * TICK_S), now
-            if self.shutdown.line is not None:
+            if self.shutdown.reason is not None:
                 if now - running_s > (EXIT_S if self._main_thread_exiting else GRACE_S):
                     self.shutdown.exit_process()
                 continue
@@ -260,7 +260,7 @@ class FailureDetector(threading.Thread):
             self._handle_signal(now)
             if self._proposed_s is not None and now - self._proposed_s > PUBLISH_S:
                 if self._server_ended:
-                    # the same line as on ranks that had no connection to that device
+                    # the same reason as on ranks that had no connection to that device
                     self._end_for_lost_store()
                 else:
                     self._end_run(self._proposal[0])
@@ -315,11 +315,11 @@ class FailureDetector(threading.Thread):
             for name, silent_s in silence_of.items()
             if silent_s > longest_silence_s - tolerance_s
         ]
-        is_isolated = 1 < len(silent_devices) == len(silence_of)
-        self._check_silence(silent_devices, longest_silence_s, f"to {self.device!r} ", is_isolated)
+        all_silent = 1 < len(silent_devices) == len(silence_of)
+        self._check_silence(silent_devices, longest_silence_s, f"to {self.device!r} ", all_silent)
 
     def _check_silence(
-        self, names: Sequence[str], silent_s: float, toward: str = "", is_isolated: bool = False
+        self, names: Sequence[str], silent_s: float, toward: str = "", all_silent: bool = False
     ) -> None:
         if silent_s > self.heartbeat_timeout_s:
             self._report_lost(
@@ -327,14 +327,14 @@ class FailureDetector(threading.Thread):
                 f"device {listed(names)} gave no sign of life {toward}for "
                 f"{self.heartbeat_timeout_s:g} s: it is stopped or disconnected; --patience raises "
                 "this limit",
-                is_isolated,
+                all_silent,
             )
 
-    def _report_lost(self, names: Sequence[str], line: str, is_isolated: bool = False) -> None:
+    def _report_lost(self, names: Sequence[str], reason: str, all_silent: bool = False) -> None:
         if self.on_rank_lost is None:
-            self.abort_run(line)
+            self.abort_run(reason)
         else:
-            self.on_rank_lost(names, line, is_isolated)
+            self.on_rank_lost(names, reason, all_silent)
 
     def _record_signals(self, numbers: bytes) -> None:
         handled = [n for n in numbers if n in SIGNALS]
@@ -348,16 +348,16 @@ class FailureDetector(threading.Thread):
         number, received_s = self._signal
         if number == signal.SIGINT or now - received_s > EXIT_CAUSE_S:
             name = signal.Signals(number).name
-            line, code = f"device {self.device!r} was told to end ({name})", 128 + number
+            reason, code = f"device {self.device!r} was told to end ({name})", 128 + number
             if self.on_rank_lost is None:
-                self.abort_run(line, code)
+                self.abort_run(reason, code)
             else:
-                self.shutdown.request("" if number == signal.SIGINT else line, code)
+                self.shutdown.request("" if number == signal.SIGINT else reason, code)
 
     def _end_run(self, reason: str) -> None:
         """End for a reason; not printed if this process was interrupted."""
-        line, code = self._proposal
-        is_own = reason == line
+        own_reason, code = self._proposal
+        is_own = reason == own_reason
         interrupted = is_own and code == 128 + signal.SIGINT
         self.shutdown.request("" if interrupted else reason, code if is_own else FAILED)
 
@@ -370,9 +370,9 @@ def _send(connection: socket.socket, data: bytes) -> None:
         connection.send(data, socket.MSG_DONTWAIT)
 
 
-def _publish_reason(line: str) -> None:
+def _publish_reason(reason: str) -> None:
     """Write a reason into the store, if possible."""
     with suppress(DistError, StoreMissingError, Refusal):
         store = StoreAddress.from_environment().connect(PUBLISH_S)
         if not store.check([STARTED_KEY]):  # else the others continue without this process
-            publish(store, line)
+            publish(store, reason)

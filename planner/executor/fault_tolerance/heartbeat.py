@@ -27,10 +27,10 @@ MAX_COUNTED_HEARTBEAT_S = 3.0
 misled."""
 
 
-def publish(store: Store, line: str) -> str:
+def publish(store: Store, reason: str) -> str:
     """Write a reason, if there is none yet."""
     store.compare_set(ABORT, "", RUNNING)
-    return store.compare_set(ABORT, RUNNING, line).decode()
+    return store.compare_set(ABORT, RUNNING, reason).decode()
 
 
 class _Target(NamedTuple):
@@ -84,7 +84,7 @@ class Heartbeat(threading.Thread):
         self._stopped = False
         self._wakeup = threading.Event()
 
-    def watch_rank(self, rank: int, other: int, on_silence: Callable[[float], None]) -> None:
+    def set_watched_rank(self, rank: int, other: int, on_silence: Callable[[float], None]) -> None:
         """Send heartbeats, and watch another rank from its first one on."""
         self._own_key = heartbeat_key(rank)
         # one assignment: the thread must never see the key of one rank with another's callback
@@ -99,9 +99,9 @@ class Heartbeat(threading.Thread):
         self._jobs.put(job)
         self._wakeup.set()
 
-    def abort_run(self, line: str) -> None:
+    def abort_run(self, reason: str) -> None:
         """Abort the run with this reason, unless there is one already."""
-        self._abort_reason = self._abort_reason or line
+        self._abort_reason = self._abort_reason or reason
         self._wakeup.set()
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class Heartbeat(threading.Thread):
         self._wakeup.set()
 
     def run(self) -> None:
-        """Until `stop`, an abort or an unexpected error, which ends the run too."""
+        """Send heartbeats until `stop`, an abort, or an unexpected error, which ends the run."""
         while True:
             answers = self.answers
             try:

@@ -27,8 +27,8 @@ class Shutdown(ErrorLatch):
 
     Attributes
     ----------
-    line
-        The reason; None while the run continues.
+    reason
+        The reason of the end; None while the run continues.
     code
         Exit code.
     hint
@@ -37,19 +37,19 @@ class Shutdown(ErrorLatch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line: str | None = None
+        self.reason: str | None = None
         self.hint = ""
         self.code = FAILED
         self._requested = threading.Event()
         self._print_lock = threading.Lock()
         self._printed = False
 
-    def request(self, line: str, code: int = FAILED) -> None:
+    def request(self, reason: str, code: int = FAILED) -> None:
         """End for this reason, unless there is one already."""
         with self._lock:
-            if self.line is not None:
+            if self.reason is not None:
                 return
-            self.line, self.code = line, code
+            self.reason, self.code = reason, code
         self._requested.set()
         self.fail(RunAborted())
 
@@ -60,10 +60,10 @@ class Shutdown(ErrorLatch):
     def print_reason(self) -> int:
         """Print the reason once; returns the exit code."""
         with self._print_lock:
-            if not self._printed and self.line:
+            if not self._printed and self.reason:
                 # write to the descriptor: another thread may hold Python's lock on the stream
                 with suppress(OSError):
-                    os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
+                    os.write(2, f"{PREFIX}{self.reason}{self.hint}\n".encode())
             self._printed = True
         return self.code
 

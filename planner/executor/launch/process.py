@@ -70,40 +70,42 @@ def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> in
     except Evicted as error:
         return detector.exit_alone(str(error))
     except (ConnectionLost, EmptyStageError) as error:
-        return detector.exit_on_error(str(error))
+        return detector.exit_for_peer_error(str(error))
     except DistError as error:
-        reason = (str(error).splitlines() or [""])[0]
-        line = f"device {name!r} lost the store ({reason})"
+        summary = (str(error).splitlines() or [""])[0]
+        reason = f"device {name!r} lost the store ({summary})"
         # the others may still have the store, and continue
         return (
-            detector.exit_on_error(line)
+            detector.exit_for_peer_error(reason)
             if detector.on_rank_lost is None
-            else detector.exit_unless_store_lost(line)
+            else detector.exit_unless_store_lost(reason)
         )
     except (StoreMissingError, RendezvousTimeout) as error:
-        return detector.exit_on_refusal(str(error), FAILED)
+        return detector.exit_for_own_error(str(error), FAILED)
     except RunRefused as error:
-        return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED, for_all=True)
+        return detector.exit_for_own_error(_with_device(name, str(error)), REFUSED, for_all=True)
     except Refusal as error:
-        return detector.exit_on_refusal(_with_device(name, str(error)), REFUSED)
+        return detector.exit_for_own_error(_with_device(name, str(error)), REFUSED)
     except TrainingDiverged as error:
-        return detector.exit_on_refusal(_with_device(name, str(error)), FAILED, for_all=True)
+        return detector.exit_for_own_error(_with_device(name, str(error)), FAILED, for_all=True)
     except OSError as error:
         if is_network_error(error):
-            return detector.exit_on_error(_with_device(name, f"a connection is lost ({error})"))
+            return detector.exit_for_peer_error(
+                _with_device(name, f"a connection is lost ({error})")
+            )
         if error.errno in NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
-            return detector.exit_on_refusal(
+            return detector.exit_for_own_error(
                 _with_device(name, f"{where}{error.strerror}; free some room"), FAILED
             )
-        return detector.exit_on_refusal(
+        return detector.exit_for_own_error(
             _with_device(name, f"{error}; check paths and permissions"), REFUSED
         )
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before rendezvous; the launcher prints one line
     except Exception as error:
         traceback.print_exc()
-        return detector.exit_on_refusal(
+        return detector.exit_for_own_error(
             _with_device(name, f"{type(error).__name__}: {error}"), FAILED
         )
 

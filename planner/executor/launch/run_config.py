@@ -50,7 +50,7 @@ NEEDS_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
     *("direct", "compile"),
 )
-"""Options that need a model, which runs with simulated compute lack."""
+"""Options refused with simulated compute, which has no model."""
 OPTIMIZER = tuple(field.name for field in fields(OptimizerConfig))
 GROUPS = {
     "training": "training",

@@ -15,7 +15,11 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
-from planner.executor.comm.device_collectives import DeviceCollectives, Library, open_collectives
+from planner.executor.comm.device_collectives import (
+    CollectiveLibrary,
+    DeviceCollectives,
+    open_collectives,
+)
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
@@ -28,7 +32,6 @@ from planner.executor.rendezvous.rendezvous import WAIT_S, heartbeat_timeout_s, 
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
-from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.memory import MemoryNeed, memory_claims, memory_need, require_memory
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -67,9 +70,9 @@ class RunState:
         Output of the first rank.
     held_out
         Evaluation data; None for no evaluation.
-    need
+    peak_memory
         Peak memory of this rank; None with simulated compute.
-    first
+    first_step
         Number of the first step, after those of a checkpoint.
     export
         Exports the model after the last step; None without ``--export``.
@@ -87,8 +90,8 @@ class RunState:
     model_stage: ModelStage | None = None
     runtime: StageRuntime = field(init=False)
     held_out: EvaluationData | None = None
-    need: MemoryNeed | None = None
-    first: int = 0
+    peak_memory: MemoryNeed | None = None
+    first_step: int = 0
     checkpoints: CheckpointManager | None = None
     export: Export | None = None
     collectives: DeviceCollectives | None = None
@@ -110,7 +113,7 @@ class RunState:
             self.optimizer,
             data=self.data,
             load_weights=None if weights is None else partial(load_weights, weights),
-            count_samples=self.config.elastic,
+            count_microbatches=self.config.elastic,
             compiled=self.compiled,
         )
 
@@ -134,7 +137,12 @@ class RunState:
         return make_pipeline(plan, rank, runtime, queue=queue, speed=self.config.speed)
 
     def make_worker(
-        self, plan: TrainingPlan, ranks: RankGroup, pipeline: Pipeline, previous: Worker | None
+        self,
+        plan: TrainingPlan,
+        ranks: RankGroup,
+        pipeline: Pipeline,
+        previous: Worker | None = None,
+        segment: int = 0,
     ) -> Worker:
         """Create the worker of this rank."""
         return Worker(
@@ -144,6 +152,7 @@ class RunState:
             pipeline,
             simulation=self.simulation,
             previous=previous,
+            segment=segment,
             collectives=self.collectives,
         )
 
@@ -214,16 +223,16 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     first = ranks.rank == 0 and not ranks.joins_late
     if first:
         state.progress.phase("all processes are connected; building the model")
-    state.need = state.memory_need(plan, ranks.rank)
-    require_memory(ranks, memory_claims(ranks, state.need, state.device))
-    peak = None if ranks.joins_late else peak_flops(plan, ranks, state.device)
-    state.progress.flops = FlopsCounter(plan, peak)
+    state.peak_memory = state.memory_need(plan, ranks.rank)
+    require_memory(ranks, memory_claims(ranks, state.peak_memory, state.device))
+    if not config.elastic:  # else in every generation
+        state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
         state.export = Export(config.export, plan, config.weights)
     if ranks.rank in plan.stage_of:
         state.model_stage = state.make_model_stage(plan)
     if config.direct is not None:
-        state.collectives = _open_collectives(state, plan, Library(config.direct))
+        state.collectives = _open_collectives(state, plan, CollectiveLibrary(config.direct))
     if config.weights is not None and config.resume is None and not ranks.joins_late:
         require_same_files(ranks, "--weights", _digests(state, plan))
     model_stage = state.model_stage
@@ -251,7 +260,9 @@ def _digests(state: RunState, plan: TrainingPlan) -> dict[str, str]:
     return weight_digests(weights, require_executable(plan), *layers, head=head)
 
 
-def _open_collectives(state: RunState, plan: TrainingPlan, library: Library) -> DeviceCollectives:
+def _open_collectives(
+    state: RunState, plan: TrainingPlan, library: CollectiveLibrary
+) -> DeviceCollectives:
     """Collectives between the GPUs of a machine."""
     model_stage = state.model_stage
     backend, device = (
@@ -270,8 +281,10 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
         detector.shutdown.hint = f"; continue after {steps} steps with --resume {folder}"
 
     if config.resume is not None and not ranks.joins_late:
-        state.first = resume(config.resume, plan, ranks, state.model_stage, settings, config.steps)
-        steps_done = state.first
+        state.first_step = resume(
+            config.resume, plan, ranks, state.model_stage, settings, config.steps
+        )
+        steps_done = state.first_step
         if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
                 f"--steps is {config.steps}, but {steps_done} were done; give the number of all "

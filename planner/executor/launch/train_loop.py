@@ -39,9 +39,9 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks = state.config, state.ranks
     pipeline = state.make_pipeline(plan, ranks.rank, state.runtime)
-    worker = state.make_worker(plan, ranks, pipeline, previous=None)
+    worker = state.make_worker(plan, ranks, pipeline)
     rebalancing = _rebalancing(state, plan)
-    segments: Iterable[RunSegment] = (RunSegment(plan, state.first, config.steps),)
+    segments: Iterable[RunSegment] = (RunSegment(plan, state.first_step, config.steps),)
     if rebalancing is not None:
         segments = rebalancing.segments()
     records: list[StepRecord] = []
@@ -56,7 +56,7 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
             if number:
                 segment_resources.append(ExitStack())
                 segment_ranks = replace(ranks, resources=segment_resources[-1])
-                worker = state.make_worker(segment.plan, segment_ranks, pipeline, previous=worker)
+                worker = state.make_worker(segment.plan, segment_ranks, pipeline, worker, number)
                 close_older(segment_resources)
             segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
@@ -73,7 +73,7 @@ def _evaluation(state: RunState, plan: TrainingPlan, worker: Worker) -> Evaluati
         return None
     steps = state.config.steps
     # without steps to do, evaluate once
-    steps_left = range(min(state.first, steps - 1), steps)
+    steps_left = range(min(state.first_step, steps - 1), steps)
     return Evaluation(
         plan, state.ranks, state.model_stage, worker.comm_plan, state.held_out, steps_left
     )
@@ -88,7 +88,9 @@ def _rebalancing(state: RunState, plan: TrainingPlan) -> Rebalancing | None:
     def fits(moved: TrainingPlan) -> bool:
         """Whether the device of this rank holds its part of a plan."""
         memory_bytes = float(moved.cluster.memory_bytes[rank])
-        return state.need is None or state.memory_need(moved, rank).total_bytes <= memory_bytes
+        return (
+            state.peak_memory is None or state.memory_need(moved, rank).total_bytes <= memory_bytes
+        )
 
     def report(decision: RebalanceDecision, why_not: str) -> None:
         move = decision.move
@@ -112,9 +114,9 @@ def _rebalancing(state: RunState, plan: TrainingPlan) -> Rebalancing | None:
 def _move(state: RunState, segment: RunSegment) -> None:
     """Transfer the state of the new stage to the device that has moved."""
     rank = state.ranks.rank
-    if state.need is not None:
+    if state.peak_memory is not None:
         need = state.memory_need(segment.plan, rank)
-        state.need = max(state.need, need, key=lambda need: need.total_bytes)
+        state.peak_memory = max(state.peak_memory, need, key=lambda need: need.total_bytes)
     if state.simulation is not None:
         state.runtime = state.simulation.make_runtime(segment.plan, rank)
     elif rank == segment.target:
@@ -124,6 +126,8 @@ def _move(state: RunState, segment: RunSegment) -> None:
     transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
     if state.checkpoints is not None:
         state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)
+    if (flops := state.progress.flops) is not None:
+        state.progress.set_plan(segment.plan, flops.peak_flops)
 
 
 def _run_segment(
@@ -135,10 +139,10 @@ def _run_segment(
 ) -> list[StepRecord]:
     """Run the steps of a segment; returns all records with ``--record``, else the last one."""
     config, progress, checkpoints = state.config, state.progress, state.checkpoints
-    warmup_steps = config.rest if segment.begin == state.first else 0
+    isolated_steps = config.rest if segment.begin == state.first_step else 0
     records: list[StepRecord] = []
     for record in worker.steps(
-        segment.end - segment.begin, first=segment.begin, warmup_steps=warmup_steps
+        segment.end - segment.begin, first=segment.begin, isolated_steps=isolated_steps
     ):
         if config.record is None:
             records.clear()

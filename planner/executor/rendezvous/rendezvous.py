@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from planner.executor.fault_tolerance.failure_detector import (
     HEARTBEAT_TIMEOUT_S,
-    LATENCIES,
+    TIMEOUT_IN_LATENCIES,
     FailureDetector,
 )
 from planner.executor.fault_tolerance.heartbeat import PERIOD_S, heartbeats
@@ -62,7 +62,7 @@ def heartbeat_timeout_s(plan: TrainingPlan, speed: float = 1.0) -> float:
     """
     latency = plan.cluster.network.latency_s
     queue_s = HEARTBEAT_TIMEOUT_S + plan.predicted.averaging_s / speed
-    latency_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
+    latency_s = TIMEOUT_IN_LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
     return float(round(max(queue_s, latency_s)))
 
 
@@ -175,7 +175,7 @@ class _JoiningProcess(NamedTuple):
         if store.add(f"claim/{rank}", 1) > 1:
             raise _claimed_twice(names[rank])
         next_rank = (rank + 1) % len(names)
-        detector.watch_rank(rank, next_rank, names[next_rank])
+        detector.set_watched_rank(rank, next_rank, names[next_rank])
         _require_same_settings(store, names[rank], self.shared_properties)
         publish_store_address(store, rank)
         _wait_for_all(store, rank, names, wait_s)
@@ -196,7 +196,7 @@ class _JoiningProcess(NamedTuple):
         self._start_watching()
         _require_same_settings(self.store, self.names[self.rank], self.shared_properties)
         _claim_rejoin(self.store, self.rank, self.names[self.rank])
-        detector.watch_rank(self.rank, self.rank, self.names[self.rank])
+        detector.set_watched_rank(self.rank, self.rank, self.names[self.rank])
         return self._rank_group(joins_late=True)
 
     def _start_watching(self) -> None:
@@ -245,7 +245,7 @@ def connect_ring(ranks: RankGroup) -> dict[socket.socket, str]:
     opened = ranks.resources.enter_context(connections_to(ranks, channels, "ring"))
     heartbeats: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
     assert ranks.detector is not None
-    ranks.resources.enter_context(ranks.detector.watching(heartbeats))
+    ranks.resources.enter_context(ranks.detector.watching_connections(heartbeats))
     return heartbeats
 
 

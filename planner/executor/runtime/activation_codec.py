@@ -51,7 +51,7 @@ class ActivationCodec:
         """Decode a message to ``[samples, tokens, hidden]``."""
         if self._wire is None:
             return message.to(dtype)
-        values = decode(message, self._values, self._wire).view(self.shape)
+        values = decode(message, self._numel, self._wire).view(self.shape)
         return (
             values / self._gradient_scale if gradient and self._gradient_scale != 1 else values
         ).to(dtype)
@@ -61,10 +61,10 @@ class ActivationCodec:
         """Shape and format of a message."""
         if self._wire is None:
             return self.shape, self._dtype
-        return (message_length(self._values, self._wire),), torch.uint8
+        return (message_length(self._numel, self._wire),), torch.uint8
 
     @property
-    def _values(self) -> int:
+    def _numel(self) -> int:
         samples, tokens, hidden = self.shape
         return samples * tokens * hidden
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.stage_module import require_executable, tied_values
+from planner.executor.runtime.stage_module import require_executable, tied_numel
 from planner.executor.runtime.stage_runtime import ModelFreeRuntime
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -26,8 +26,8 @@ class Aggregator(ModelFreeRuntime):
                 modules.append(build_head(arch, plan.seed, built.stem))
         # a tied matrix counts once
         parameters = {id(p): p.numel() for module in modules for p in module.parameters()}
-        values = sum(parameters.values()) - tied_values(plan, stage)
-        self._vector = torch.zeros(values)
+        numel = sum(parameters.values()) - tied_numel(plan, stage)
+        self._vector = torch.zeros(numel)
 
     @property
     def held_bytes(self) -> int:
@@ -35,7 +35,7 @@ class Aggregator(ModelFreeRuntime):
         return self._vector.nbytes
 
     def begin(self, step: int, schedule: Schedule) -> None:
-        """There is nothing to prepare."""
+        """Do nothing: there are no parameters."""
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Not called: it has no operations."""
@@ -46,9 +46,9 @@ class Aggregator(ModelFreeRuntime):
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
     @property
-    def tied_values(self) -> int:
+    def tied_numel(self) -> int:
         """0: only devices with a stage average tied parameters."""
         return 0
 
     def update(self, norm: float | None) -> None:
-        """There are no parameters."""
+        """Do nothing: there are no parameters."""

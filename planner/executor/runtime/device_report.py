@@ -37,7 +37,10 @@ def device_reports(
     device: torch.device,
     worker: Worker,
 ) -> list[dict[str, Any]]:
-    """Memory and bytes sent of all ranks; a collective call."""
+    """Memory and bytes sent of all ranks; a collective call.
+
+    In elastic runs, of the devices present at the end, over all generations they were in.
+    """
     on_gpu = device.type == "cuda"
     report = {
         "device": ranks.name(ranks.rank),
@@ -45,7 +48,7 @@ def device_reports(
         "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
         "planned_bytes": round(need.planned_bytes),
         "expected_bytes": round(need.total_bytes),
-        "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
+        "sent_bytes": worker.sent_bytes,
         "microbatches": worker.microbatches,
     }
     reports = [json.loads(text) for text in ranks.all_gather("report", json.dumps(report))]

@@ -214,7 +214,7 @@ class _Forward:
         self.backend = model_stage.backend
         self._outputs: dict[int, Tensor] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=model_stage.device)
-        self.backend.begin()
+        self.backend.begin_step()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F or H, without saving anything for a backward pass."""

@@ -128,7 +128,7 @@ def _power_of_two(size: float) -> float:
     return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
 
 
-def buffer_bytes(averaging: StageAverager, values: int) -> float:
+def buffer_bytes(averaging: StageAverager, numel: int) -> float:
     """Contributions that wait to be summed, in the round with most."""
     most = 0
     for group, chunking, wire in zip(
@@ -139,7 +139,7 @@ def buffer_bytes(averaging: StageAverager, values: int) -> float:
             - group.sends_contributions[group.members.index(averaging.rank)]
         )
         share = group.shares[group.members.index(averaging.rank)] * group.width
-        chunk = message_length(int(share * values / chunking.chunks) + 1, wire)
+        chunk = message_length(int(share * numel / chunking.chunks) + 1, wire)
         most = max(most, contributors * min(chunking.window + 1, chunking.chunks) * chunk)
     return float(most)
 

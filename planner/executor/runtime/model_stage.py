@@ -18,9 +18,9 @@ from planner.executor.runtime.loss_scaler import LossScaler
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.outer_optimizer import (
     MEAN,
-    CountedWeights,
+    CountedSampleShares,
     OuterSGD,
-    PlannedWeights,
+    PlannedSampleShares,
 )
 from planner.executor.runtime.stage_module import LoadWeights, StageModule
 from planner.executor.runtime.stage_operations import StageOperations
@@ -41,8 +41,8 @@ class ModelStage:
     load_weights
         Sets the initial values of layers ``start`` to ``stop``, by name; None to initialise from
         the plan's seed.
-    count_samples
-        Whether plans with fewer devices may follow, so that samples are counted.
+    count_microbatches
+        Whether plans with fewer devices may follow, so that microbatches are counted.
     backend
         Backend of the device; None to create it.
     compiled
@@ -58,7 +58,7 @@ class ModelStage:
         *,
         data: DataConfig = SYNTHETIC,
         load_weights: LoadWeights | None = None,
-        count_samples: bool = False,
+        count_microbatches: bool = False,
         backend: DeviceBackend | None = None,
         compiled: bool = False,
     ) -> None:
@@ -78,14 +78,14 @@ class ModelStage:
         self.parameters = list(module.parameters())
         self.optimizer_config = optimizer_config
         self.optimizer = optimizer_config.make(self.parameters)
-        self.tied_values, vector = module.tied_values, module.gradients
+        self.tied_numel, vector = module.tied_numel, module.gradients
         # if outer steps are delayed, gradients are computed while the host's vector is averaged
         separate = self.backend is not HOST or plan.sync.delayed
         shape, dtype = tuple(vector.shape), vector.dtype
         make_host = partial(self.backend.host_buffer, shape, dtype) if separate else None
         self.gradients = GradientBuffer(vector, make_host)
-        counted = count_samples or plan.wiring is Wiring.STOCHASTIC
-        self._sample_weights = (CountedWeights if counted else PlannedWeights)(plan, rank)
+        counted = count_microbatches or plan.wiring is Wiring.STOCHASTIC
+        self._sample_shares = (CountedSampleShares if counted else PlannedSampleShares)(plan, rank)
         self.outer: OuterSGD | None = None
         if plan.sync.local_steps:
             self.outer = OuterSGD(plan, dict(module.named_parameters()))
@@ -100,23 +100,23 @@ class ModelStage:
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.tensors
-        tensors = [*self.module.weights, self.gradients.device, *moments, *outer]
-        if self.backend is HOST and self.gradients.host is not self.gradients.device:
-            tensors.append(self.gradients.host)
+        tensors = [*self.module.weights, self.gradients.device_tensor, *moments, *outer]
+        if self.backend is HOST and self.gradients.host_tensor is not self.gradients.device_tensor:
+            tensors.append(self.gradients.host_tensor)
         return sum(tensor.nbytes for tensor in tensors) + self.operations.saved_tensors.peak_bytes
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
         self._step = step
-        self._sample_weights.begin(schedule)
-        self.gradients.overwrite().zero_()
+        self._sample_shares.begin(schedule)
+        self.gradients.writable_device_tensor().zero_()
         self.operations.begin(step)
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
         output = self.operations.run_op(kind, microbatch, received)
         if kind == "B":
-            self._sample_weights.count_microbatch()
+            self._sample_shares.count_microbatch()
         return output
 
     def loss(self) -> float | None:
@@ -133,7 +133,7 @@ class ModelStage:
         So codecs and clipping have the same values to work on as in other formats.
         """
         if self._scaler is not None:
-            self.gradients.device.mul_(1 / self._scaler.scale)
+            self.gradients.device_tensor.mul_(1 / self._scaler.scale)
 
     @property
     def loss_scale(self) -> float | None:
@@ -153,8 +153,8 @@ class ModelStage:
                 return
         scale = None
         if self.outer is not None:
-            scale = self._sample_weights.gradient_scale(self._step)
-            self._sample_weights.commit_step()
+            scale = self._sample_shares.gradient_scale(self._step)
+            self._sample_shares.commit_step()
             if scale is None:
                 return  # without samples there is no gradient
         gradients = self.gradients.to_device()
@@ -166,25 +166,25 @@ class ModelStage:
 
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with another plan of the same stage, after devices were lost or joined."""
-        self._sample_weights.set_plan(plan, rank)
+        self._sample_shares.set_plan(plan, rank)
 
     def pseudo_gradient_microbatches(self) -> int:
         """Microbatches of the pseudo-gradient, where they are counted."""
-        return self._sample_weights.pseudo_gradient_microbatches
+        return self._sample_shares.pseudo_gradient_microbatches
 
     def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient."""
         assert self.outer is not None
         self.outer.take_snapshot()
-        self._sample_weights.take_snapshot()
+        self._sample_shares.take_snapshot()
 
-    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
+    def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
         """Weighted pseudo-gradient: change of the parameters since the last outer step."""
         assert self.outer is not None
         # the gradient vector is free now
         self.outer.pseudo_gradient(
-            self.gradients.overwrite(),
-            self._sample_weights.pseudo_gradient_weight(self._step, samples),
+            self.gradients.writable_device_tensor(),
+            self._sample_shares.pseudo_gradient_weight(self._step, microbatches),
         )
         self._outer_step_pending = True
         return self.gradients.to_host()
@@ -193,8 +193,8 @@ class ModelStage:
         """Apply the outer step with the mean pseudo-gradient."""
         assert self.outer is not None
         self.gradients.restore_from_host()
-        self.outer.step(self.gradients.device)
-        self._sample_weights.commit_outer_step()
+        self.outer.step(self.gradients.device_tensor)
+        self._sample_shares.commit_outer_step()
         self._outer_step_pending = False
         self._after_update()
 
@@ -212,8 +212,8 @@ class ModelStage:
             tensors |= self._scaler.state_dict()
         if self.outer is None:
             return tensors
-        mean = self.outer.named(self.gradients.host) if self._outer_step_pending else {}
-        tensors |= self._sample_weights.state_dict()
+        mean = self.outer.named(self.gradients.host_tensor) if self._outer_step_pending else {}
+        tensors |= self._sample_shares.state_dict()
         return (
             tensors | self.outer.state_dict() | {MEAN + name: part for name, part in mean.items()}
         )
@@ -237,12 +237,11 @@ class ModelStage:
             self._scaler.load_state_dict(state_dict)
         if self.outer is not None:
             self.outer.load_state_dict(state_dict)
-            self._sample_weights.load_state_dict(state_dict)
+            self._sample_shares.load_state_dict(state_dict)
             self._outer_step_pending = any(name.startswith(MEAN) for name in state_dict)
-            for name, part in (
-                self.outer.named(self.gradients.host).items() if self._outer_step_pending else ()
-            ):
-                part.copy_(state_dict[MEAN + name])
+            if self._outer_step_pending:
+                for name, part in self.outer.named(self.gradients.host_tensor).items():
+                    part.copy_(state_dict[MEAN + name])
         self.module.cast_weights()
 
     def restart_from_global(self) -> None:
@@ -254,7 +253,7 @@ class ModelStage:
             global_parameters = self.global_parameters()
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(global_parameters[name])
-        self._sample_weights.reset_counts()
+        self._sample_shares.reset_counts()
         if self.outer is not None:
             self.outer.take_snapshot()
         self._after_update()

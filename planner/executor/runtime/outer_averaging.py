@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from torch import Tensor
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.stage_averager import StageAverager
@@ -65,9 +65,9 @@ class OuterAveraging:
         self._background: Future[float] | None = None
         self._begin_s = 0.0
 
-    def set_links(self, links: AllReduceLinks, sender: Sender) -> None:
+    def set_connections(self, connections: AveragingConnections, sender: Sender) -> None:
         """Set the connections for the following steps."""
-        self._links, self._sender = links, sender
+        self._connections, self._sender = connections, sender
 
     def run(self, record: StepRecord) -> None:
         """Average the pseudo-gradients of a step and apply the outer step."""
@@ -80,7 +80,7 @@ class OuterAveraging:
         self._apply_outer_step(record.step)
         record.end_s = time.monotonic()
 
-    def begin(self, step: int) -> None:
+    def start_averaging(self, step: int) -> None:
         """Start averaging while the next step computes."""
         vector = self._pseudo_gradient(step)
         self.pending_step = step
@@ -90,7 +90,7 @@ class OuterAveraging:
             self._background = executor.submit(self._average, vector)
             executor.shutdown(wait=False)
 
-    def finish(self, record: StepRecord) -> None:
+    def apply_pending(self, record: StepRecord) -> None:
         """Apply the outer step that an earlier step has started, if any.
 
         One that was restored from a checkpoint is averaged already.
@@ -115,11 +115,11 @@ class OuterAveraging:
         if pending is PendingOuterStep.RESTORED:
             self.pending_step = record.step
         elif pending is PendingOuterStep.UNAVERAGED:
-            self.begin(record.step)
+            self.start_averaging(record.step)
         elif pending is PendingOuterStep.INTERRUPTED:
             if self._plan.sync.delayed:
-                self.begin(record.step - 1)
-                self.finish(record)
+                self.start_averaging(record.step - 1)
+                self.apply_pending(record)
             else:
                 self.run(record)
             record.end_s = time.monotonic()
@@ -137,7 +137,7 @@ class OuterAveraging:
             wait([self._background], JOIN_S)
 
     def _average(self, vector: Tensor) -> float:
-        return self._averager.run(GradientBuffer(vector), self._links, self._sender)
+        return self._averager.run(GradientBuffer(vector), self._connections, self._sender)
 
     def _apply_outer_step(self, step: int) -> None:
         if self._committer is not None:
@@ -146,15 +146,15 @@ class OuterAveraging:
 
     def _pseudo_gradient(self, step: int) -> Tensor:
         """The pseudo-gradient for the outer step after a step."""
-        samples = None
+        microbatches = None
         if self._committer is not None:
             # of the remaining devices, which the plan does not know
             counts = self._ranks.all_gather(
-                f"samples/{step}", str(self._runtime.pseudo_gradient_microbatches())
+                f"microbatches/{step}", str(self._runtime.pseudo_gradient_microbatches())
             )
             stage = self._plan.stage_of.get(self._ranks.rank)
             group = () if stage is None else self._plan.assignment.groups[stage]
             # the first of the devices that act as one reports
             reporters = {lockstep_devices(self._plan, d)[0] for d in group}
-            samples = sum(int(counts[d]) for d in reporters)
-        return self._runtime.pseudo_gradient(samples)
+            microbatches = sum(int(counts[d]) for d in reporters)
+        return self._runtime.pseudo_gradient(microbatches)

@@ -24,12 +24,12 @@ from planner.training_plan.model import TrainingPlan, lockstep_devices
 from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
-SAMPLES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
+COMMITTED_MICROBATCHES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
 """Names in checkpoints."""
 
 
-class PlannedWeights:
-    """Sample weights from the planned number of microbatches of a device and its stage.
+class PlannedSampleShares:
+    """Shares of samples from the planned number of microbatches of a device and its stage.
 
     In two-frequency averaging, the devices that average gradients in every step count as one.
 
@@ -61,8 +61,8 @@ class PlannedWeights:
         own = self._own_microbatches[schedule_id]
         return self._microbatches[schedule_id] / own if own else None
 
-    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
-        """The device's share of its stage's samples since the last outer step."""
+    def pseudo_gradient_weight(self, step: int, microbatches: int | None = None) -> float:
+        """The device's share of its stage's microbatches since the last outer step."""
         steps = range(step + 1 - self._interval, step + 1)
         schedule_ids = [self._cycle[t % len(self._cycle)] for t in steps]
         own = sum(self._own_microbatches[schedule_id] for schedule_id in schedule_ids)
@@ -98,8 +98,8 @@ class PlannedWeights:
         """Restore `state_dict`."""
 
 
-class CountedWeights(PlannedWeights):
-    """Sample weights from counted microbatches, if the plan does not determine them.
+class CountedSampleShares(PlannedSampleShares):
+    """Shares of samples from counted microbatches, if the plan does not determine them.
 
     With stochastic routing through every stage the total is known. In elastic runs the remaining
     devices exchange their counts, since those of lost devices do not count. In two-frequency
@@ -144,26 +144,26 @@ class CountedWeights(PlannedWeights):
         self.pseudo_gradient_microbatches = 0
 
     def gradient_scale(self, step: int) -> float | None:
-        """See `PlannedWeights`; of the last step."""
+        """See `PlannedSampleShares`; of the last step."""
         return (
             self._step_microbatches(step) / self._step_microbatch_count
             if self._step_microbatch_count
             else None
         )
 
-    def pseudo_gradient_weight(self, step: int, samples: int | None = None) -> float:
-        """See `PlannedWeights`, of the pseudo-gradient.
+    def pseudo_gradient_weight(self, step: int, microbatches: int | None = None) -> float:
+        """See `PlannedSampleShares`, of the pseudo-gradient.
 
-        Without ``samples`` every microbatch passed every stage.
+        Without ``microbatches`` every microbatch passed every stage.
         """
-        if samples is None:
+        if microbatches is None:
             steps = range(step + 1 - self._interval, step + 1)
-            samples = sum(self._step_microbatches(t) for t in steps)
-        return self.pseudo_gradient_microbatches / samples if samples else 0.0
+            microbatches = sum(self._step_microbatches(t) for t in steps)
+        return self.pseudo_gradient_microbatches / microbatches if microbatches else 0.0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Samples since the last pseudo-gradient, and of one whose outer step is pending."""
-        counts = {SAMPLES: self._committed_microbatches}
+        """Microbatches since the last pseudo-gradient, and of one whose outer step is pending."""
+        counts = {COMMITTED_MICROBATCHES: self._committed_microbatches}
         if self.pseudo_gradient_microbatches:
             counts[PSEUDO_GRADIENT_MICROBATCHES] = self.pseudo_gradient_microbatches
         return {name: torch.tensor(float(count)) for name, count in counts.items()}
@@ -172,7 +172,7 @@ class CountedWeights(PlannedWeights):
         """Restore `state_dict`; plans with fixed paths have none."""
         self._committed_microbatches, self.pseudo_gradient_microbatches = (
             round(float(state_dict[name])) if name in state_dict else 0
-            for name in (SAMPLES, PSEUDO_GRADIENT_MICROBATCHES)
+            for name in (COMMITTED_MICROBATCHES, PSEUDO_GRADIENT_MICROBATCHES)
         )
 
     def reset_counts(self) -> None:
@@ -214,7 +214,7 @@ class OuterSGD:
         return [vector for vector in vectors if vector is not None]
 
     def pseudo_gradient(self, out: Tensor, pseudo_gradient_weight: float) -> None:
-        """Write ``weight (old - new)`` into ``float32[values]``; if delayed, new is the snapshot of
+        """Write ``weight (old - new)`` into ``float32[numel]``; if delayed, new is the snapshot of
         `take_snapshot`."""
         with torch.no_grad():
             if self._snapshot is not None:
@@ -231,7 +231,7 @@ class OuterSGD:
             out.mul_(pseudo_gradient_weight)
 
     def step(self, mean: Tensor) -> None:
-        """Apply the outer step with the weighted mean ``float32[values]``, which is overwritten."""
+        """Apply the outer step with the weighted mean ``float32[numel]``, which is overwritten."""
         if self._momentum is not None:
             self._momentum.mul_(self._momentum_factor).add_(mean)
             mean.add_(self._momentum, alpha=self._momentum_factor)

@@ -20,7 +20,7 @@ EndCallback = Callable[[float], None]
 """Called with the end of an operation on the monotonic clock."""
 
 
-class PipelineLinks(NamedTuple):
+class PipelineConnections(NamedTuple):
     """Connections of a pipeline: one from each peer, and a sender to all of them."""
 
     incoming: Mapping[int, Connection]
@@ -45,8 +45,8 @@ class Pipeline(Protocol):
     loss_ranks: set[int]
     fixed_order: bool
 
-    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
-        """Open links, before steps with these schedules."""
+    def open(self, connections: PipelineConnections, schedule_ids: Sequence[int]) -> None:
+        """Open connections, before steps with these schedules."""
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Run a step of this index with a schedule; ``on_end`` is called for each operation."""
@@ -66,20 +66,22 @@ class FixedPipeline:
         self.peers = {peer for p2p in self._p2p_schedules.values() for peer in p2p.peers}
         self.loss_ranks = head_ranks(plan)
 
-    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
+    def open(self, connections: PipelineConnections, schedule_ids: Sequence[int]) -> None:
         """See `Pipeline`."""
-        self._sender = links.sender
+        self._sender = connections.sender
         expected = expected_messages([self._p2p_schedules[k] for k in schedule_ids])
-        self._receiver = Receiver(links.incoming, expected, self._runtime.buffer, links.error_latch)
+        self._receiver = Receiver(
+            connections.incoming, expected, self._runtime.buffer, connections.error_latch
+        )
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """See `Pipeline`."""
-        links = self._receiver, self._sender
         schedule, order = self._p2p_schedules[schedule_id], self._order(index, schedule_id)
-        run_operations(schedule, self._runtime, *links, index, record, on_end, order=order)
+        ends = self._receiver, self._sender
+        run_operations(schedule, self._runtime, *ends, index, record, on_end, order=order)
 
     def finish(self) -> None:
-        """All messages have been received."""
+        """Nothing is left to do: the last step has received all messages."""
 
     def _order(self, index: int, schedule_id: int) -> Iterable[Operation]:
         """Operations of this device in a step."""

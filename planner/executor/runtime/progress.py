@@ -12,6 +12,7 @@ from planner.executor.runtime.evaluate import EvaluationResult
 from planner.executor.runtime.flops_counter import FlopsCounter
 from planner.executor.runtime.records import StepRecord, finite_or_none
 from planner.executor.runtime.run_summary import summary
+from planner.training_plan.model import TrainingPlan
 
 
 class KnownLosses(Protocol):
@@ -30,6 +31,8 @@ class Progress:
 
     Attributes
     ----------
+    planned_s
+        Predicted step of the initial plan, which plans made from it keep.
     events
         Whether to print JSON lines instead of text.
     flops
@@ -45,19 +48,23 @@ class Progress:
     _ended_s: float = 0.0
     _reported: set[int] = field(default_factory=set)
 
+    def set_plan(self, plan: TrainingPlan, peak_flops: float | None) -> None:
+        """Report the following steps as those of a plan; ``peak_flops`` as in `FlopsCounter`."""
+        self.plan, self.flops = plan.content_hash, FlopsCounter(plan, peak_flops)
+
     def step(self, record: StepRecord, losses: KnownLosses | None) -> None:
         """A step of rank 0 has ended."""
         # a step lasts from the end of the previous one
-        first = record.is_warmup or record.step == 0 or not self._ended_s
+        first = record.is_isolated or record.step == 0 or not self._ended_s
         begin_s = record.begin_s if first else self._ended_s
         self._ended_s = record.end_s
         took_s = record.end_s - begin_s
         loss_step = (
-            None if losses is None or record.is_warmup else losses.latest_known_step(record.step)
+            None if losses is None or record.is_isolated else losses.latest_known_step(record.step)
         )
         loss = None if losses is None or loss_step is None else losses.loss(loss_step)
         if losses is None:
-            middle = "  from rest" if record.is_warmup else ""
+            middle = "  from rest" if record.is_isolated else ""
         elif loss is None:
             middle = "  loss not known yet"
         else:
@@ -71,7 +78,7 @@ class Progress:
         self._emit(
             f"step {record.step:4d}{middle}  took {took_s:.3f} s  planned {self.planned_s:.3f} s"
             + suffix,
-            event="rest" if record.is_warmup else "step",
+            event="rest" if record.is_isolated else "step",
             step=record.step,
             loss=loss,
             loss_step=loss_step,
@@ -101,7 +108,7 @@ class Progress:
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:
-        if self.flops is None or record.is_warmup:
+        if self.flops is None or record.is_isolated:
             return {}, ""
         rates = {"tokens_per_s": self.flops.tokens(record.step) / took_s}
         text = f"  {rates['tokens_per_s']:.0f} tokens/s"

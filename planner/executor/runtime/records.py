@@ -36,8 +36,8 @@ class StepRecord:
     Attributes
     ----------
     step
-        Iteration, from 0; warm-up steps are numbered separately.
-    is_warmup
+        Iteration, from 0; isolated steps are numbered separately.
+    is_isolated
         Whether all ranks waited for each other before it, so that it began on an idle system.
     begin_s, end_s
         Start of waiting for the first operation, and end of the update.
@@ -50,7 +50,7 @@ class StepRecord:
     """
 
     step: int
-    is_warmup: bool
+    is_isolated: bool
     begin_s: float = 0.0
     end_s: float = 0.0
     ops: list[OperationRecord] = field(default_factory=list)
@@ -77,7 +77,7 @@ class StepRecord:
         """JSON-ready form."""
         return {
             "step": self.step,
-            "rest": self.is_warmup,
+            "rest": self.is_isolated,
             "begin_s": self.begin_s,
             "end_s": self.end_s,
             "ops": self.ops,

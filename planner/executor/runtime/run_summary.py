@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.utils.text import quantity
+
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> str:
     """One line from `device_reports`."""
@@ -18,9 +20,11 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
             f"; farthest from its planned part of microbatches is {farthest['device']}: "
             f"{farthest['part']:.1%} of its stage's, planned {farthest['planned_part']:.1%}"
         )
+    peak, planned, expected = (
+        quantity(float(largest[f"{name}_bytes"]), "B") for name in ("peak", "planned", "expected")
+    )
     return (
-        f"memory {largest['peak_bytes'] / 1e9:.3f} GB at most, on {largest['device']} "
-        f"({largest['peak_is']}; the plan counts {largest['planned_bytes'] / 1e9:.3f} GB for its "
-        f"stage, {largest['expected_bytes'] / 1e9:.3f} GB were expected with averaging, messages "
-        f"and calibration), {sent / 1e9:.3f} GB sent in all{parts}"
+        f"memory {peak} at most, on {largest['device']} ({largest['peak_is']}; the plan counts "
+        f"{planned} for its stage, {expected} were expected with averaging, messages and "
+        f"calibration), {quantity(sent, 'B')} sent in all{parts}"
     )

@@ -60,7 +60,7 @@ def has_head(plan: TrainingPlan, rank: int) -> bool:
     return any(kind == "H" for s in plan.schedules for d in group for kind, _ in s.order[d])
 
 
-def tied_values(plan: TrainingPlan, stage: int) -> int:
+def tied_numel(plan: TrainingPlan, stage: int) -> int:
     """Number of a stage's gradients that are tied to another stage's."""
     shares = plan.averages_tied and stage in (0, plan.head_stage)
     return plan.workload.tied_parameters if shares else 0
@@ -99,7 +99,7 @@ class StageModule(nn.Module):
         if load_weights is not None:
             load_weights(arch, *layers, dict(self.named_parameters()))
         # gradients are views of one vector, so that averaging needs no copy
-        self.tied_values = tied_values(plan, plan.stage_of[rank])
+        self.tied_numel = tied_numel(plan, plan.stage_of[rank])
         self.gradients = _flatten_gradients(self._parameters_in_averaging_order())
         self.low_precision_stage = LowPrecisionModule(self.stage, self.dtype)
         self.low_precision_head = (
@@ -166,7 +166,7 @@ class StageModule(nn.Module):
     def _parameters_in_averaging_order(self) -> list[nn.Parameter]:
         """All parameters, tied ones first."""
         named = dict(self.named_parameters())
-        if not self.tied_values:
+        if not self.tied_numel:
             return list(named.values())
         tied = named[EMBEDDING if EMBEDDING in named else PROJECTION]
         return [tied, *(p for p in named.values() if p is not tied)]

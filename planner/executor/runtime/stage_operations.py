@@ -69,7 +69,7 @@ class StageOperations:
         self._loss = None
         if self.module.head is not None:
             self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        self.backend.begin()
+        self.backend.begin_step()
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""

@@ -42,7 +42,7 @@ class StageRuntime(Operations, Protocol):
         """The step's gradients, averaged in place."""
 
     @property
-    def tied_values(self) -> int:
+    def tied_numel(self) -> int:
         """Number of leading values of `gradients` that are tied to another stage's."""
 
     def unscale(self) -> None:
@@ -64,7 +64,7 @@ class StageRuntime(Operations, Protocol):
     def take_snapshot(self) -> None:
         """Snapshot the parameters: `pseudo_gradient` is the change since the last outer step."""
 
-    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
+    def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
         """``float32`` vector on the CPU, averaged in place: the weighted pseudo-gradient.
 
         From the last outer step to `take_snapshot`; only in local SGD. Calls before `outer_step`
@@ -106,22 +106,22 @@ class ModelFreeRuntime:
         return GradientBuffer(self._vector)
 
     def unscale(self) -> None:
-        """There is no loss scale."""
+        """Do nothing: there is no loss scale."""
 
     def pseudo_gradient_microbatches(self) -> int:
-        """0: samples are not counted."""
+        """Return 0: microbatches are not counted."""
         return 0
 
     def take_snapshot(self) -> None:
-        """There are no parameters."""
+        """Do nothing: there are no parameters."""
 
-    def pseudo_gradient(self, samples: int | None = None) -> Tensor:
-        """As `gradients`."""
+    def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
+        """Return the vector of `gradients`."""
         return self._vector
 
     def outer_step(self) -> None:
-        """Takes no time, as in the plan."""
+        """Do nothing: in the plan an outer step takes no time."""
 
     def loss(self) -> float | None:
-        """There is none."""
+        """Return None: without a model there is no loss."""
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import NamedTuple
 
-from planner.executor.comm.allreduce_links import AllReduceLinks
+from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
@@ -22,7 +23,7 @@ from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.outer_averaging import OuterAveraging, PendingOuterStep
-from planner.executor.runtime.pipeline import Pipeline, PipelineLinks
+from planner.executor.runtime.pipeline import Pipeline, PipelineConnections
 from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.step_committer import StepCommitter
@@ -37,6 +38,14 @@ from planner.executor.transport.connections import (
 from planner.training_plan.model import TrainingPlan
 
 
+class _StepConnections(NamedTuple):
+    """Open connections of a sequence of steps, by purpose."""
+
+    pipeline: Sender
+    averaging: AveragingConnections
+    norm: dict[int, Connection]
+
+
 class Worker:
     """Runs the steps of one rank.
 
@@ -49,7 +58,9 @@ class Worker:
     simulation
         Simulated compute; None if a model is trained.
     previous
-        The worker of the previous segment of the run, whose counts continue.
+        The worker of the previous segment or generation, whose counts continue.
+    segment
+        Number of the segment among those of the rank group.
     committer
         Commits steps and collects losses; None if each rank updates when its gradients are ready.
     collectives
@@ -64,11 +75,11 @@ class Worker:
     record
         The current step, or the last one.
     began_s
-        Start of the last warm-up step, or of the first step after them, on the monotonic clock.
+        Start of the last isolated step, or of the first step after them, on the monotonic clock.
     microbatches
         Number of backward passes of this rank.
     sent_bytes
-        Bytes sent by averaging and pipeline, by destination.
+        Bytes sent by averaging and pipeline, by name of the destination.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Worker:
         *,
         simulation: Simulation | None = None,
         previous: Worker | None = None,
+        segment: int = 0,
         committer: StepCommitter | None = None,
         collectives: DeviceCollectives | None = None,
     ) -> None:
@@ -88,11 +100,10 @@ class Worker:
         self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
-        self._segment = 0
-        self._earlier_sent_bytes: dict[int, int] = {}
+        self._segment = segment
+        self._earlier_sent_bytes: dict[str, int] = {}
         if previous is not None:
             self.microbatches, self._earlier_sent_bytes = previous.microbatches, previous.sent_bytes
-            self._segment = previous._segment + 1
         self._channels: dict[ChannelKind, DuplexChannels] = {}
         self._runtime, self._pipeline = runtime, pipeline
         self._simulated = simulation is not None
@@ -117,12 +128,13 @@ class Worker:
         self._ready_hint = ReadyHint(notify_ahead_s) if predictable and notify_ahead_s else None
 
     @property
-    def sent_bytes(self) -> dict[int, int]:
-        """Bytes sent by averaging and pipeline, by destination."""
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes sent by averaging and pipeline, by name of the destination."""
         totals = dict(self._earlier_sent_bytes)
         for channels in self._channels.values():
             for destination, connection in channels.outgoing.items():
-                totals[destination] = totals.get(destination, 0) + connection.sent_bytes
+                name = self.ranks.name(destination)
+                totals[name] = totals.get(name, 0) + connection.sent_bytes
         return totals
 
     def steps(
@@ -130,7 +142,7 @@ class Worker:
         count: int,
         *,
         first: int = 0,
-        warmup_steps: int = 0,
+        isolated_steps: int = 0,
         pending: PendingOuterStep | None = None,
     ) -> Generator[StepRecord, None, None]:
         """Train; yields the record of every step when it ends.
@@ -141,18 +153,18 @@ class Worker:
             Number of steps.
         first
             Number of the first one.
-        warmup_steps
-            Steps before, which start on all ranks together and are numbered separately from 0.
+        isolated_steps
+            Steps before, each started on all ranks together, and numbered separately from 0.
         pending
             State of an outer step that earlier steps began; by default a delayed one is restored
             from a checkpoint.
         """
         if pending is None:
-            begun = self.plan.sync.begun(first)
-            pending = PendingOuterStep.RESTORED if begun else PendingOuterStep.NONE
+            restored = self.plan.sync.has_pending_outer_step(first)
+            pending = PendingOuterStep.RESTORED if restored else PendingOuterStep.NONE
         numbers = range(first, first + count)
         cycle = self.plan.cycle
-        schedule_ids = [cycle[t % len(cycle)] for t in (*range(warmup_steps), *numbers)]
+        schedule_ids = [cycle[t % len(cycle)] for t in (*range(isolated_steps), *numbers)]
         if pending is PendingOuterStep.INTERRUPTED:
             # only the outer step of the first step is left
             del schedule_ids[0]
@@ -161,24 +173,24 @@ class Worker:
             resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
             connections = self._connect(resources)
-            self._open_links(connections, schedule_ids, error_latch)
+            self._step_connections = self._start_connections(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
             if self._outer.resume(pending, record):
                 yield record
             for index, schedule_id in enumerate(schedule_ids):
-                is_warmup = index < warmup_steps
-                step = index if is_warmup else numbers[index - warmup_steps]
-                if index <= warmup_steps:
+                is_isolated = index < isolated_steps
+                step = index if is_isolated else numbers[index - isolated_steps]
+                if index <= isolated_steps:
                     self._barrier(f"begin/{self._segment}/{index}")
                     self.began_s = time.monotonic()
-                record = self.record = StepRecord(step, is_warmup, time.monotonic())
+                record = self.record = StepRecord(step, is_isolated, time.monotonic())
                 self._run_step(record, index, schedule_id)
                 if loss_sender is not None:
                     loss_sender.report(step, self._runtime.loss() or 0.0)
                 yield record
-            self._outer.finish(record)
-            self._close_links(error_latch)
+            self._outer.apply_pending(record)
+            self._finish_connections(error_latch)
 
     def wait_for_averaging(self) -> None:
         """Wait for averaging in the background."""
@@ -186,7 +198,7 @@ class Worker:
 
     def _connect(self, resources: ExitStack) -> Connections:
         """Connect to all peers, watch their heartbeats and tune TCP."""
-        keys = self.comm_plan.connections
+        keys = self.comm_plan.connection_keys
         keys |= {(ChannelKind.HEARTBEAT, peer) for _, peer in keys}
         connections = resources.enter_context(
             connections_to(self.ranks, keys, f"steps/{self._segment}")
@@ -200,14 +212,14 @@ class Worker:
         grow_windows(self._channels.values(), self.comm_plan.bandwidth_delay_bytes())
         return connections
 
-    def _open_links(
+    def _start_connections(
         self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
-    ) -> None:
+    ) -> _StepConnections:
         """Start the threads that send and receive."""
         if self._committer is not None:
             self._committer.abort_on(error_latch)
         channels = self._channels[ChannelKind.PIPELINE]
-        self._sender = Sender(
+        sender = Sender(
             channels.outgoing,
             error_latch,
             self.comm_plan.rates(),
@@ -215,17 +227,18 @@ class Worker:
             self._runtime.backend,
         )
         self._pipeline.open(
-            PipelineLinks(channels.incoming, self._sender, error_latch), schedule_ids
+            PipelineConnections(channels.incoming, sender, error_latch), schedule_ids
         )
-        self._links = AllReduceLinks(self._channels[ChannelKind.AVERAGING], error_latch)
-        self._norm_connections = _connections_of_kind(connections, ChannelKind.NORM)
-        self._outer.set_links(self._links, self._sender)
+        averaging = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
+        self._outer.set_connections(averaging, sender)
+        norm = _connections_of_kind(connections, ChannelKind.NORM)
+        return _StepConnections(sender, averaging, norm)
 
-    def _close_links(self, error_latch: ErrorLatch) -> None:
+    def _finish_connections(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
         self._pipeline.finish()
-        self._sender.finish()
-        self._links.finish()
+        self._step_connections.pipeline.finish()
+        self._step_connections.averaging.finish()
         error_latch.check()
         if self.losses is not None:
             self.losses.wait()
@@ -247,7 +260,9 @@ class Worker:
         detector = self.ranks.detector
         if detector is None:
             return nullcontext()
-        return detector.watching({c: self.ranks.name(peer) for peer, c in connections.items()})
+        return detector.watching_connections(
+            {c: self.ranks.name(peer) for peer, c in connections.items()}
+        )
 
     def _run_step(self, record: StepRecord, index: int, schedule_id: int) -> None:
         """Operations, averaging and updates of one step."""
@@ -264,7 +279,7 @@ class Worker:
 
         def on_operation_end(end_s: float) -> None:
             if ready_hint is not None:
-                ready_hint.operation_ended(end_s, self._links.notify_ready)
+                ready_hint.operation_ended(end_s, self._step_connections.averaging.notify_ready)
 
         if ready_hint is not None:
             ready_hint.begin(schedule_id)
@@ -272,7 +287,7 @@ class Worker:
 
     def _average_and_update(self, record: StepRecord) -> None:
         """Average gradients over the stage, clip them, and update."""
-        tied = self._runtime.tied_values
+        tied = self._runtime.tied_numel
         self._runtime.unscale()
         # before peers are notified
         self.comm_plan.averager.prepare(self._runtime.gradients, self._collectives)
@@ -295,13 +310,13 @@ class Worker:
             return
         if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.clip_grad_norm_(vector[:0], self._norm_connections)
+            norm.clip_grad_norm_(vector[:0], self._step_connections.norm)
             return
         # tied parameters are counted on the first stage
         on_first_stage = self.rank in self.plan.assignment.groups[0]
-        uncounted_values = 0 if on_first_stage else self._runtime.tied_values
+        uncounted_numel = 0 if on_first_stage else self._runtime.tied_numel
         record.gradient_norm = norm.clip_grad_norm_(
-            vector, self._norm_connections, uncounted_values
+            vector, self._step_connections.norm, uncounted_numel
         )
 
     def _local_step(self, record: StepRecord) -> None:
@@ -314,12 +329,12 @@ class Worker:
         if self._committer is not None:
             self._committer.commit_step(record.step, self._runtime.loss())
         self._update(record)
-        self._outer.finish(record)
+        self._outer.apply_pending(record)
         if sync.due(record.step):
             self._runtime.take_snapshot()
-            # warm-up steps are measured one by one
-            if sync.delayed and not record.is_warmup:
-                self._outer.begin(record.step)
+            # isolated steps are measured one by one
+            if sync.delayed and not record.is_isolated:
+                self._outer.start_averaging(record.step)
             else:
                 self._outer.run(record)
         record.end_s = time.monotonic()
@@ -334,7 +349,14 @@ class Worker:
         buffer, collectives = self._runtime.gradients, self._collectives
         if averager.peers:
             begin_s = time.monotonic()
-            end_s = averager.run(buffer, self._links, self._sender, notified, collectives, part)
+            end_s = averager.run(
+                buffer,
+                self._step_connections.averaging,
+                self._step_connections.pipeline,
+                notified,
+                collectives,
+                part,
+            )
             record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 
     def _update(self, record: StepRecord) -> None:

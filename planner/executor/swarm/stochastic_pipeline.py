@@ -21,7 +21,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.runtime.pipeline import EndCallback, PipelineLinks, head_ranks
+from planner.executor.runtime.pipeline import EndCallback, PipelineConnections, head_ranks
 from planner.executor.runtime.records import OperationRecord, StepRecord
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.swarm.mailbox import Mailbox, RoutedMessage
@@ -138,21 +138,21 @@ class StochasticPipeline:
                 plan, rank, self._start_microbatch, self._announce_end
             )
 
-    def open(self, links: PipelineLinks, schedule_ids: Sequence[int]) -> None:
+    def open(self, connections: PipelineConnections, schedule_ids: Sequence[int]) -> None:
         """See `planner.executor.runtime.pipeline.Pipeline`."""
         if self._idle:
             return
-        self._sender, self._error_latch = links.sender, links.error_latch
-        links.error_latch.notify_on_failure(self._changed)
+        self._sender, self._error_latch = connections.sender, connections.error_latch
+        connections.error_latch.notify_on_failure(self._changed)
         self._mailbox = Mailbox(
             self._rank,
-            links.incoming,
+            connections.incoming,
             self._message_format,
             self._runtime.buffer,
             self._handle,
-            links.error_latch,
+            connections.error_latch,
         )
-        self._neighbours = tuple(links.incoming)
+        self._neighbours = tuple(connections.incoming)
 
     def run(self, index: int, schedule_id: int, record: StepRecord, on_end: EndCallback) -> None:
         """Run this device's part of a step."""

@@ -94,7 +94,7 @@ class BufferPool:
         self._free.append(buffer)
 
 
-class AllReduceLinks:
+class AveragingConnections:
     """A rank's connections for averaging, with one thread per direction.
 
     Parameters
