@@ -26,11 +26,12 @@ def recomputed_bound(witness: Mapping[str, Any], problem: AveragingProblem) -> f
         return samples
     returned = []
     for i in range(n):
-        rate = float(problem.upload_bytes_per_s[i])
+        # r_i to n - 1 peers; a contributor sends r_i to n - 2, and at least as much to reducers
+        rate = float(problem.upload_bytes_per_s[i]) / (n - 1)
         if problem.link_bytes_per_s is not None:
             # a reducer returns r_i to every peer, the slowest link included
             slowest = min(float(problem.link_bytes_per_s[i][j]) for j in range(n) if j != i)
-            rate = min(rate, n * slowest)
+            rate = min(rate, slowest)
         returned.append(rate if problem.can_aggregate[i] else 0.0)
     least, second = sorted(float(d) for d in problem.download_bytes_per_s)[:2]
     total = min(second, least + max(returned), sum(returned))

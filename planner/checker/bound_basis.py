@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.checker.plan_bounds import recomputed_s
+from planner.checker.plan_bounds import recomputed_bound
 from planner.search.certificate import Witness
 from planner.training_plan.model import TrainingPlan
 
@@ -65,7 +65,7 @@ def describe_witness(witness: Witness | None) -> str:
 def bound_bases(plan: TrainingPlan) -> Iterator[BoundBasis]:
     """Yield one basis for each certificate of a valid plan."""
     for part, certificate in plan.certificates.items():
-        recomputed = None if certificate.witness is None else recomputed_s(plan, part)
+        recomputed = None if certificate.witness is None else recomputed_bound(plan, part)
         yield BoundBasis(
             part,
             certificate.bound,

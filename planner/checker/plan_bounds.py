@@ -24,7 +24,7 @@ TOLERANCE = 1e-9
 """Relative excess of a stored bound over the recomputed one that counts as rounding."""
 
 
-def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
+def recomputed_bound(plan: TrainingPlan, part: str) -> float | None:
     """The bound that a certificate's witness proves; None if it proves none."""
     witness = plan.certificates[part].witness or {}
     kind = witness.get("kind")
@@ -138,8 +138,8 @@ def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
     for part, certificate in plan.certificates.items():
         if certificate.witness is None or certificate.bound is None:
             continue
-        where = f"certificates.{part}.bound"
-        recomputed = recomputed_s(plan, part)
+        where, unit = f"certificates.{part}.bound", "$" if part == "cost" else "s"
+        recomputed = recomputed_bound(plan, part)
         if recomputed is None:
             kind = certificate.witness.get("kind")
             yield Violation("bound", where, f"its witness of kind {kind!r} proves nothing here")
@@ -147,5 +147,5 @@ def check_bounds(plan: TrainingPlan) -> Iterator[Violation]:
             yield Violation(
                 "bound",
                 where,
-                f"its witness proves {recomputed:.9g} s, found {certificate.bound:.9g} s",
+                f"its witness proves {recomputed:.9g} {unit}, found {certificate.bound:.9g} {unit}",
             )

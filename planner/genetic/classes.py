@@ -243,10 +243,10 @@ class _ClassModel:
             return
         highest = {self._to_units(float(v)): float(v) for v in forest.levels}
         for level, cost in enumerate(boundaries[0].level_costs[:-1], start=1):
-            # eq. 4: the links up to a level suffice for at most `max_pairs` boundaries
-            max_pairs = forest.max_pairs(highest[cost]) // pipelines
+            # eq. 4: the links up to a level suffice for so many boundaries
+            max_boundaries = forest.max_pairs(highest[cost]) // pipelines
             above = sum(level_used[level] for _, level_used in boundaries)
-            self.model.add(above >= stages - 1 - max_pairs)
+            self.model.add(above >= stages - 1 - max_boundaries)
 
 
 def groups_from_counts(costs: ClassCosts, counts: Ints) -> list[list[int]]:

@@ -60,20 +60,20 @@ class BandwidthLimits:
             ``float[q, n]`` each: bytes per second, and per byte per second of R.
         """
         c = computes.astype(np.float64)
-        h = total[:, None]
+        total_column = total[:, None]
         others = c.sum(axis=1, keepdims=True) - c - 1.0
         returns = self.n - 1.0 - c
         with np.errstate(divide="ignore", invalid="ignore"):
-            by_upload = np.where(returns > 0, (self.upload - c * h) / returns, np.inf)
-            by_download = np.where(others > 0, (self.download - h) / others, np.inf)
+            by_upload = np.where(returns > 0, (self.upload - c * total_column) / returns, np.inf)
+            by_download = np.where(others > 0, (self.download - total_column) / others, np.inf)
             up_slope = np.where(returns > 0, -c / returns, 0.0)
             down_slope = np.where(others > 0, -1.0 / others, 0.0)
         cap = np.where(by_upload <= by_download, by_upload, by_download)
         slope = np.where(by_upload <= by_download, up_slope, down_slope)
         slope = np.where(cap <= self.max_reducer_rate, slope, 0.0)
         cap = np.minimum(cap, self.max_reducer_rate)
-        slope = np.where(cap <= h, slope, 1.0)
-        return np.clip(cap, 0.0, h), np.where(self.can_reduce, slope, 0.0)
+        slope = np.where(cap <= total_column, slope, 1.0)
+        return np.clip(cap, 0.0, total_column), np.where(self.can_reduce, slope, 0.0)
 
     def max_feasible_rate(self, computes: Bools) -> Floats:
         """``float[q]``: the largest R at which every numerator of `caps` is still >= 0.

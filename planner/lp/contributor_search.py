@@ -87,7 +87,7 @@ class ContributorSearch:
         self._tried: dict[bytes, ReducerRates] = {}
         self._tried_bound = 0.0
         value = problem.steps_of(self.samples, self._max_rate_bound())
-        basis = "all peers that can contribute, each at the rate of its slowest link"
+        basis = "all peers that can contribute; every peer downloads the whole average"
         self.incumbent.offer_bound(value, basis, {"kind": "everyone"})
 
     @property
@@ -177,12 +177,15 @@ class ContributorSearch:
         self.incumbent.offer_bound(max(bound, self._tried_bound), basis)
 
     def _max_rate_bound(self) -> float:
-        """Upper bound on R: every peer except a single contributor downloads at rate R."""
+        """Upper bound on R: every peer except a single contributor downloads at rate R.
+
+        A reducer returns r_i to n - 1 peers, or to n - 2 while it sends R >= r_i as a contributor.
+        """
         n = len(self.problem)
         if n == 1:
             return math.inf
         lower = np.partition(self.limits.download, 1)[:2]
-        caps = np.minimum(self.limits.upload, self.limits.max_reducer_rate * n)[
+        caps = np.minimum(self.limits.upload / (n - 1), self.limits.max_reducer_rate)[
             self.limits.can_reduce
         ]
         return float(min(lower[1], lower[0] + caps.max(initial=0.0), caps.sum()))
@@ -286,7 +289,7 @@ class ContributorSearch:
             peak = low if low > 0 else max_rate
         else:
             grid = np.linspace(max_rate / NUM_CANDIDATES, max_rate, NUM_CANDIDATES)
-            values = [self.problem.steps_of(self._max_samples(h, 0.0), h) for h in grid]
+            values = [self.problem.steps_of(self._max_samples(rate, 0.0), rate) for rate in grid]
             peak = float(grid[int(np.argmax(values))])
         near_peak = [peak * (1 - x) for x in (0.0, 1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05)]
         coarse = [max_rate * (1 - i / NUM_CANDIDATES) for i in range(NUM_CANDIDATES)]
@@ -436,9 +439,9 @@ class ContributorSearch:
 
     def _try_single_contributors(self) -> None:
         """Try single contributors that compute fast enough on their own."""
-        contributor = self.problem.samples_per_s / self.problem.batch_size
-        for i in np.argsort(-np.where(self.eligible, contributor, 0.0), kind="stable"):
-            if not self.eligible[i] or contributor[i] <= self.best:
+        steps_alone_per_s = self.problem.samples_per_s / self.problem.batch_size
+        for i in np.argsort(-np.where(self.eligible, steps_alone_per_s, 0.0), kind="stable"):
+            if not self.eligible[i] or steps_alone_per_s[i] <= self.best:
                 break
             self.try_set(np.arange(len(self.problem)) == i)
 

@@ -1,6 +1,7 @@
-"""LP (5), DeDLOC's relaxation, which the paper's rule solves; plans use `planner.lp.rates`.
+"""LP (5) of DeDLOC, in a form with about 3 n^2 rows instead of the printed n^3.
 
-It has n^2 rows instead of n^3, and SciPy's HiGHS solves it.
+It gives the paper's rule and its bound; the rates of exact plans come from `planner.lp.rates`.
+
 Eq. 4 bounds every g_ij by ``min_k a_ki + (1 - c_k) M_i``, the same for all receivers j. A variable
 q_i for that minimum splits the n^3 rows into ``g_ij <= q_i`` and ``q_i <= a_ki + (1 - c_k) M_i``:
 the full form. `planner.lp.dedloc_lp_aggregated` has a smaller form, which is tried first: if

@@ -23,6 +23,8 @@ Bools = NDArray[np.bool_]
 
 SLACK = 1e-9
 """Relative difference in steps per second below which plans count as equally fast."""
+ROUNDED_SLACK = 1e-7
+"""The same after rates were computed by a mixed-integer program."""
 SUM_TOLERANCE = 1e-12
 """Relative tolerance of a sum of rates."""
 ZERO = 1e-7
@@ -74,7 +76,7 @@ def with_fewest_reducers(
             )
             if rates is not None:
                 break
-        if rates is None or problem.steps_per_s(rates, sets[k]) < steps * (1 - 1e-7):
+        if rates is None or problem.steps_per_s(rates, sets[k]) < steps * (1 - ROUNDED_SLACK):
             continue
         count = int((rates > 0).sum())
         if count < fewest_found:

@@ -40,7 +40,16 @@ def turnover_s(
 ) -> float:
     """Least seconds in which a start device starts and finishes ``count`` microbatches.
 
-    Parameters as in `earliest_begins_s`; ``head_s`` are the seconds of H.
+    Parameters
+    ----------
+    forward_s, head_s, backward_s
+        Seconds of F, H and B on the device.
+    memory
+        Most microbatches between F and B on it.
+    count
+        Its microbatches.
+    shortest_s
+        Least seconds from the begin of a microbatch's F on the device to the end of its B.
     """
     first = earliest_begins_s(forward_s, backward_s, memory, count, shortest_s)
     last = earliest_begins_s(backward_s, forward_s, memory, count, shortest_s)

@@ -32,12 +32,12 @@ def cost_bound(problem: PlanningProblem, step: StepBound | None) -> StepBound | 
     witness: dict[str, Any] = {
         "kind": "cost",
         "devices": [
-            {"count": microbatches, "flops": rate, "usd_per_hour": price}
-            for (rate, price), microbatches in zip(rows.tolist(), counts.tolist(), strict=True)
+            {"count": count, "flops": rate, "usd_per_hour": price}
+            for (rate, price), count in zip(rows.tolist(), counts.tolist(), strict=True)
         ],
     }
     if step is not None and request.hour_usd > 0:
-        dollars += request.hour_usd / HOUR_S * step.seconds
+        dollars += request.hour_usd / HOUR_S * step.value
         basis += "; waiting for the shortest step"
-        witness |= {"step_s": step.seconds, "step": step.witness}
+        witness |= {"step_s": step.value, "step": step.witness}
     return StepBound(dollars, basis, witness)

@@ -186,7 +186,7 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
     bound = _bound_for_all_plans(problem, plan.workload.replace(microbatch_samples=samples))
     # the bound holds in the mean; the few simulated steps may be shorter
     bounds_mean = request.sync_every > 1 or request.calibration.updates
-    if bound is not None and bounds_mean and bound.seconds > plan.predicted.step_s:
+    if bound is not None and bounds_mean and bound.value > plan.predicted.step_s:
         return None
     return bound
 

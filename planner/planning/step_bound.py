@@ -27,17 +27,19 @@ from planner.workload.costs import StageCosts
 
 
 class StepBound(NamedTuple):
-    """A lower bound in seconds, or dollars.
+    """A lower bound on the time or the cost of a step.
 
     Attributes
     ----------
+    value
+        Seconds, or dollars.
     basis
         The argument, in words.
     witness
         What the checker recomputes the bound from; None if it cannot.
     """
 
-    seconds: float
+    value: float
     basis: str
     witness: Witness | None
 
@@ -181,7 +183,8 @@ class _PipelineTimes:
 def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -> float:
     """After T every device sends or receives all messages of its pipeline over one pair.
 
-    From stage j on it sends activations forward; before stage j it receives gradients.
+    If stage j is the first to begin a step, devices from stage j on send activations, and the last
+    stage gradients; those before it receive gradients. Averaging of a stage begins after them.
     """
     if len(costs) == 1:
         return 0.0

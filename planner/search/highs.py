@@ -48,7 +48,10 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Redirect file descriptor 1 to the null device, flushing C's buffer before and after."""
+    """Redirect file descriptor 1 to the null device, flushing C's buffer before and after.
+
+    HiGHS prints there itself. What other threads of the process print meanwhile is lost, too.
+    """
     try:
         saved_stdout = os.dup(1)
     except OSError:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.checker.plan_bounds import recomputed_s
+from planner.checker.plan_bounds import recomputed_bound
 from planner.training_plan.model import TrainingPlan
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -120,5 +120,5 @@ def test_changed_witnesses_prove_nothing_false(name: str, data: st.DataObject) -
         certificate, witness=witness, bound=limit, gap=1 - limit / certificate.objective
     )
     parts_of_plan = {**plan.certificates, part: forged}
-    proven = recomputed_s(plan.replace(certificates=parts_of_plan), part)
+    proven = recomputed_bound(plan.replace(certificates=parts_of_plan), part)
     assert proven is None or proven < limit
