@@ -461,6 +461,12 @@ class PlanRequest:
                     f"{name} goes with sync_every above 1, found sync_every 1; give more, or leave "
                     f"{name} out"
                 )
+        if self.codec != Codec.NONE and self.group_size is not None:
+            raise ProblemError(
+                f"codec '{self.codec}' conflicts with group_size: each group of the second round "
+                "would encode for itself, so that the devices of a stage would differ; leave one "
+                "of them out"
+            )
         for name in ("delayed", "group_size"):
             if self.within is not None and getattr(self, name):
                 raise ProblemError(

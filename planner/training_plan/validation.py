@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_rules import averaging_contradictions, length_mismatches
-from planner.training_plan.choices import Codec, Wiring
+from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.compute_times import FIELDS
@@ -32,6 +32,14 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
             f"{plan.codec}, which is made from fp32; choose one of the two"
         )
+    for j, rounds in enumerate(plan.averaging):
+        whole = sum(groups[0].phase is Phase.ALL for groups in rounds if groups)
+        if plan.codec is not Codec.NONE and whole > 1:
+            yield (
+                f"averaging.codec: must be none where a stage averages in several rounds of "
+                f"groups, found {plan.codec} with {whole} rounds of stage {j}; each group of the "
+                "second round would encode for itself, so that the stage's devices would differ"
+            )
     if plan.wiring is Wiring.STOCHASTIC:
         yield from _routing_contradictions(plan)
     yield from averaging_contradictions(plan)

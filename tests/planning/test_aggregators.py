@@ -197,16 +197,16 @@ def test_no_plan_with_aggregators_beats_the_bound(
         if alone is None:
             continue
         made = with_random_aggregators(alone, whole, np.flatnonzero(~able).tolist(), rng)
-        assert bound is not None and bound.seconds <= made.predicted.step_s * (1 + 1e-9)
+        assert bound is not None and bound.value <= made.predicted.step_s * (1 + 1e-9)
         run = Run.planned(
             compile_plan(made, LinkResources.of(made.cluster), work), [0] * 4, averages=True
         )
         assert lasting <= run.times.step_end[-1] / 4 * (1 + 1e-9)
         step_s = made.predicted.step_s
-        gap = relative_gap(step_s, bound.seconds)
+        gap = relative_gap(step_s, bound.value)
         status = Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.FEASIBLE
         step = Certificate(
-            "any", status, step_s, bound.seconds, gap, "any", 0.0, 0, witness=bound.witness
+            "any", status, step_s, bound.value, gap, "any", 0.0, 0, witness=bound.witness
         )
         assert not pl.check(made.replace(certificates={"step": step}))
 

@@ -109,12 +109,12 @@ def test_no_plan_beats_the_bound_with_measured_times(
         assert bound is not None and bound.witness is not None
         ends = step_ends_s(plan)
         if update_s == 0:
-            assert bound.seconds <= plan.predicted.step_s * ROUNDING
+            assert bound.value <= plan.predicted.step_s * ROUNDING
         updates = max(plan.compute_times.update_s)
-        assert 3 * bound.seconds <= (ends[3] - ends[0] + updates) * ROUNDING
+        assert 3 * bound.value <= (ends[3] - ends[0] + updates) * ROUNDING
         assert lasting <= ends[-1] / 4 * ROUNDING
         witness = json.loads(json.dumps(bound.witness))
-        assert whole_step_bound_s(witness, plan, bound.seconds) == bound.seconds
+        assert whole_step_bound_s(witness, plan, bound.value) == bound.value
 
 
 def test_witness_does_not_apply_to_faster_devices() -> None:
@@ -133,9 +133,9 @@ def test_witness_does_not_apply_to_faster_devices() -> None:
             cluster, workload, groups, layers, np.random.default_rng(1), measured=times
         )
         assert plan is not None and bound is not None and bound.witness is not None
-        return whole_step_bound_s(bound.witness, plan, bound.seconds)
+        return whole_step_bound_s(bound.witness, plan, bound.value)
 
-    assert proven(1.0, 1.5, 1.2) == proven(3.0, 1.0, 1.0) == bound.seconds
+    assert proven(1.0, 1.5, 1.2) == proven(3.0, 1.0, 1.0) == bound.value
     assert proven(0.9, 1.5, 1.2) is proven(1.0, 0.9, 1.2) is proven(1.0, 1.5, 0.9) is None
 
 
@@ -354,7 +354,7 @@ def test_forged_head_time_is_detected() -> None:
     assert forged is not None and forged.witness is not None
     plan = whole_plan(cluster, workload, ((0,), (1,)), ((0, 1), (1, 2)), rng, measured=calibration)
     assert plan is not None
-    assert whole_step_bound_s(forged.witness, plan, forged.seconds) is None
+    assert whole_step_bound_s(forged.witness, plan, forged.value) is None
 
 
 def test_fastest_devices_per_operation_bound_all_plans() -> None:

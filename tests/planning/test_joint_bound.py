@@ -63,11 +63,11 @@ def every_layout(
             continue
         assert free is not None
         step_s = plan.predicted.step_s
-        assert free.seconds <= step_s * ROUNDING
+        assert free.value <= step_s * ROUNDING
         assert lasting <= step_ends_s(plan)[-1] / 4 * ROUNDING
         if not any(again):
-            assert kept is not None and kept.seconds <= step_s * ROUNDING
-        least = min(least, step_s / free.seconds)
+            assert kept is not None and kept.value <= step_s * ROUNDING
+        least = min(least, step_s / free.value)
     return least, free, kept
 
 
@@ -150,7 +150,7 @@ def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -
     bound = joint_bound(cluster, workload)
     assert plan.predicted.step_s == pytest.approx(4.5, rel=1e-3)
     assert long_run_bound_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
-    assert bound is not None and bound.seconds == pytest.approx(4.0, rel=1e-3)
+    assert bound is not None and bound.value == pytest.approx(4.0, rel=1e-3)
     assert proven(bound, plan)
 
 
@@ -163,7 +163,7 @@ def test_memory_limits_early_forward_passes(
     tight = cluster.replace(devices=pl.Devices(100.0, 2.0))
     bound = joint_bound(tight, small, recomputes=False)
     # 6 x 0.1875 + 8 x 0.375
-    assert bound is not None and bound.seconds == pytest.approx(4.125, rel=1e-3)
+    assert bound is not None and bound.value == pytest.approx(4.125, rel=1e-3)
 
 
 def test_wrong_formulas_are_caught(
@@ -173,7 +173,7 @@ def test_wrong_formulas_are_caught(
     cluster, workload, plan = two
     monkeypatch.setattr(costs, "BACKWARD_TO_FORWARD", 3.0)
     bound = joint_bound(cluster, workload)
-    assert bound is not None and bound.seconds > plan.predicted.step_s * 1.1
+    assert bound is not None and bound.value > plan.predicted.step_s * 1.1
     assert not proven(bound, plan)
 
 
@@ -181,7 +181,7 @@ def proven(bound: StepBound, plan: TrainingPlan) -> bool:
     """Whether the checker recomputes the bound from its witness, after saving and loading."""
     assert bound.witness is not None
     witness = json.loads(json.dumps(bound.witness))
-    return whole_step_bound_s(witness, plan, bound.seconds) == bound.seconds
+    return whole_step_bound_s(witness, plan, bound.value) == bound.value
 
 
 def test_bound_is_tight_for_one_stage() -> None:
@@ -196,10 +196,10 @@ def test_bound_is_tight_for_one_stage() -> None:
     bound = joint_bound(cluster, workload)
     # 4 x 3 s, 2000 bytes each way, there and back
     assert plan.predicted.step_s == pytest.approx(12 + 2 + 1)
-    assert bound is not None and bound.seconds == pytest.approx(15, rel=1e-6)
+    assert bound is not None and bound.value == pytest.approx(15, rel=1e-6)
     assert proven(bound, plan)
     wrong = joint_bound(cluster, workload, wire_ratio=1.1)
-    assert wrong is not None and wrong.seconds > plan.predicted.step_s
+    assert wrong is not None and wrong.value > plan.predicted.step_s
     assert not proven(wrong, plan)
 
 
@@ -216,8 +216,8 @@ def test_checker_recomputes_the_bound(seed: int, n: int, layers: int, recomputes
     if bound is None or plan is None:
         return
     assert proven(bound, plan)
-    again = whole_step_bound_s(bound.witness or {}, plan, bound.seconds * 1.01)
-    assert again == pytest.approx(bound.seconds, rel=1e-6)
+    again = whole_step_bound_s(bound.witness or {}, plan, bound.value * 1.01)
+    assert again == pytest.approx(bound.value, rel=1e-6)
 
 
 def with_certificate(plan: TrainingPlan, bound: StepBound, seconds: float) -> TrainingPlan:
@@ -237,8 +237,8 @@ def test_plans_with_raised_bounds_are_rejected(
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload)
     assert bound is not None
-    assert pl.check(from_dict(with_certificate(plan, bound, bound.seconds).to_dict())) == []
-    raised = with_certificate(plan, bound, bound.seconds * 1.001)
+    assert pl.check(from_dict(with_certificate(plan, bound, bound.value).to_dict())) == []
+    raised = with_certificate(plan, bound, bound.value * 1.001)
     assert [v.rule for v in pl.check(from_dict(raised.to_dict()))] == ["bound"]
 
 
@@ -249,7 +249,7 @@ def test_witnesses_of_other_plans_prove_nothing(
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload, recomputes=False)
     assert bound is not None and bound.witness is not None
-    good, claim = dict(bound.witness), bound.seconds
+    good, claim = dict(bound.witness), bound.value
     assert whole_step_bound_s(good, plan, claim) == claim
     row = good["devices"][0]
     changes: tuple[dict[str, Any], ...] = (
@@ -296,7 +296,7 @@ def test_larger_microbatches_keep_the_bound_of_single_samples() -> None:
         for groups, split in list(layouts(4, 3))[:: 1 + seed]:
             plan = whole_plan(cluster, workload.replace(microbatch_samples=2), groups, split, rng)
             if plan is not None:
-                assert bound is not None and bound.seconds <= plan.predicted.step_s * ROUNDING
+                assert bound is not None and bound.value <= plan.predicted.step_s * ROUNDING
                 assert proven(bound, plan)
 
 
@@ -311,7 +311,7 @@ def test_layers_without_parameters() -> None:
     rng = np.random.default_rng(1)
     for groups, split in layouts(3, 2):
         plan = whole_plan(cluster, workload, groups, split, rng)
-        assert plan is not None and bound.seconds <= plan.predicted.step_s * ROUNDING
+        assert plan is not None and bound.value <= plan.predicted.step_s * ROUNDING
 
 
 def test_nothing_fits() -> None:
@@ -334,5 +334,5 @@ def test_more_devices_lower_the_bound() -> None:
         )
         assert bound is not None and bound.witness is not None
         assert len(bound.witness["devices"]) == 1 and "computing" in bound.basis
-        found.append(bound.seconds)
+        found.append(bound.value)
     assert found[0] > found[1] > found[2] > 10.0

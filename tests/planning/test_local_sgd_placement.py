@@ -59,14 +59,14 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
             continue
         assert bound is not None and bound.witness is not None
         ends = period_ends_s(plan, every)
-        assert bound.seconds * every * (1 - ROUNDING) <= min(np.diff(ends))
+        assert bound.value * every * (1 - ROUNDING) <= min(np.diff(ends))
         assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
         rare = plan.replace(sync=Sync(every, OuterOptimizer()))
-        assert bound.seconds * (1 - ROUNDING) <= step_s(rare)
-        assert whole_step_bound_s(bound.witness, rare, bound.seconds) == bound.seconds
-        raised = whole_step_bound_s(bound.witness, rare, bound.seconds * 1.01)
-        assert raised == pytest.approx(bound.seconds, rel=1e-6)
-        assert whole_step_bound_s(bound.witness, plan, bound.seconds) is None
+        assert bound.value * (1 - ROUNDING) <= step_s(rare)
+        assert whole_step_bound_s(bound.witness, rare, bound.value) == bound.value
+        raised = whole_step_bound_s(bound.witness, rare, bound.value * 1.01)
+        assert raised == pytest.approx(bound.value, rel=1e-6)
+        assert whole_step_bound_s(bound.witness, plan, bound.value) is None
 
 
 @settings(max_examples=15)
@@ -210,7 +210,7 @@ def test_what_no_bound_allows_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
     def higher(*args: Any, **fields: Any) -> Any:
         found = joint_bound(*args, **fields)
         assert found is not None
-        return found._replace(seconds=1e3 * found.seconds)
+        return found._replace(value=1e3 * found.value)
 
     monkeypatch.setattr(planning, "joint_bound", higher)
     cluster = pl.Cluster(random_network(2), pl.Devices(3e9, 16e9))

@@ -195,7 +195,7 @@ def test_bound_holds_for_every_arrangement_with_unlike_layers(seed: int, path_st
             made = evaluated(problem, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
-    assert 0.05 * min(steps) <= bound.seconds * (1 - ROUNDING) <= min(steps)
+    assert 0.05 * min(steps) <= bound.value * (1 - ROUNDING) <= min(steps)
 
 
 def test_averaging_counts_in_the_arrangement() -> None:

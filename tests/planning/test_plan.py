@@ -23,6 +23,7 @@ from planner.planning.straight.placement import TRIALS_PER_EFFORT
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.search.stop import SearchRun
+from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
 from planner.workload.costs import split_costs, stage_costs
 from tests.conftest import random_network, tiny_workload
@@ -261,15 +262,22 @@ def test_adaptive_shares_spare_slow_uplinks() -> None:
 
 
 def test_rounds_and_codec() -> None:
-    """Two rounds of pairs, a quarter of the bytes; group sizes that cannot mix are rejected."""
+    """Two rounds of pairs, or a quarter of the bytes; group sizes that cannot mix are rejected."""
     cluster = cluster_of(4)
-    result = pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2, codec="int8")
-    assert result.plan is not None
-    assert pl.check(result.plan) == []
-    assert [len(groups) for groups in result.plan.averaging[0]] == [2, 2]
-    full = pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2).plan
-    assert full is not None
-    assert result.plan.predicted.averaging_s < full.predicted.averaging_s
+    rounds, full, coded = (
+        pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, **fields).plan
+        for fields in ({"group_size": 2}, {}, {"codec": "int8"})
+    )
+    assert rounds is not None and full is not None and coded is not None
+    for plan in (rounds, full, coded):
+        assert pl.check(plan) == []
+    assert [len(groups) for groups in rounds.averaging[0]] == [2, 2]
+    assert coded.predicted.averaging_s < full.predicted.averaging_s
+    # groups of the second round would encode different sums
+    with pytest.raises(ValueError, match="codec 'int8' conflicts with group_size"):
+        pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2, codec="int8")
+    violations = pl.check(rounds.replace(codec=Codec.INT8))
+    assert any("int8 with 2 rounds of stage 0" in violation.message for violation in violations)
     with pytest.raises(ValueError, match="do not give 5 devices the exact mean"):
         pl.plan(cluster_of(5), tiny_workload(), stages=1, stop=STOP, group_size=2)
     with pytest.raises(ValueError, match="codec 'zip' is unknown"):

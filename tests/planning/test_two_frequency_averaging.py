@@ -194,20 +194,20 @@ def test_no_plan_beats_the_bound_over_a_period(seed: int, n: int, layers: int, e
         )
         # a step may spread sums faster than the one before
         mean_s = (ends[-1] - ends[0] + spread_s) / (PERIODS - 1)
-        assert bound.seconds * every * (1 - ROUNDING) <= mean_s
+        assert bound.value * every * (1 - ROUNDING) <= mean_s
         assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
         rare = plan.replace(sync=Sync(every, OuterOptimizer()))
         witness = json.loads(json.dumps(bound.witness))
-        assert whole_step_bound_s(witness, rare, bound.seconds) == bound.seconds
-        raised = whole_step_bound_s(witness, rare, bound.seconds * 1.01)
-        assert raised == pytest.approx(bound.seconds, rel=1e-6)
+        assert whole_step_bound_s(witness, rare, bound.value) == bound.value
+        raised = whole_step_bound_s(witness, rare, bound.value * 1.01)
+        assert raised == pytest.approx(bound.value, rel=1e-6)
         # of fewer regions it would claim more, and of plans on one clock nothing
         fewer = witness | {"regions": len(set(plan.cluster.network.regions)) - 1}
-        assert whole_step_bound_s(fewer, rare, bound.seconds) is None
+        assert whole_step_bound_s(fewer, rare, bound.value) is None
         one = plan.replace(
             averaging=tuple(((AveragingGroup.equal(g),),) for g in plan.assignment.groups)
         )
-        assert whole_step_bound_s(witness, one.replace(sync=rare.sync), bound.seconds) is None
+        assert whole_step_bound_s(witness, one.replace(sync=rare.sync), bound.value) is None
 
 
 def test_bound_is_tight_for_one_device_per_region() -> None:
@@ -225,11 +225,11 @@ def test_bound_is_tight_for_one_device_per_region() -> None:
     bound = joint_bound(cluster, work, every_steps=2, two_frequency=True)
     assert bound is not None and bound.witness is not None
     assert step_s(plan) == pytest.approx((12 + 15) / 2)
-    assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
-    assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
+    assert bound.value == pytest.approx((12 + 15) / 2, rel=1e-6)
+    assert whole_step_bound_s(bound.witness, plan, bound.value) == bound.value
     wrong = joint_bound(cluster, work, 1.1, every_steps=2, two_frequency=True)
-    assert wrong is not None and wrong.seconds > step_s(plan)
-    assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
+    assert wrong is not None and wrong.value > step_s(plan)
+    assert whole_step_bound_s(wrong.witness or {}, plan, wrong.value) != wrong.value
 
 
 def _vector(plan: TrainingPlan, stage: int) -> float:

@@ -126,6 +126,11 @@ class CheckpointManager:
             if old.steps < files.steps and old not in recent and not old.has_foreign_files():
                 shutil.rmtree(old.path, ignore_errors=True)
 
+    def is_missing(self, steps: int) -> bool:
+        """Whether the checkpoint after the last of ``steps`` is due, and not complete."""
+        files = CheckpointFiles(self._folder, steps)
+        return self.due(steps - 1) and files not in complete_checkpoints(self._folder)
+
     def _write_shard(self, files: CheckpointFiles) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._model_stage is None:

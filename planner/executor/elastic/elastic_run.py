@@ -153,7 +153,13 @@ class ElasticRun:
                     self._await_cause(ConnectionReset(str(error)))
             self._after_loss()
             if self._step >= steps and self._held_out is None and not self._outer_step_pending():
-                break  # all steps are done: other ranks may have exited
+                # all steps are done: other ranks may have exited
+                if self._checkpoints is not None and self._checkpoints.is_missing(steps):
+                    self._progress.between_steps(
+                        f"no checkpoint after step {steps - 1}: a device was lost while it was "
+                        "written; resume from the one before"
+                    )
+                break
             self._membership.next_generation(self._step, self._outer_step_due)
             # all members have left the collective that was interrupted
             self.ranks.delete_used_keys()

@@ -79,9 +79,18 @@ def authenticate_server(
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Bytes from the peer; one that closes early has neither proved nor failed."""
-    received = connection.recv(size, socket.MSG_WAITALL)
+    received = receive_at_most(connection, size)
     if len(received) < size:
         raise ConnectionResetError("it closed the connection")
+    return received
+
+
+def receive_at_most(connection: socket.socket, size: int) -> bytes:
+    """Bytes from the peer; fewer only if it closes the connection."""
+    received = b""
+    # with a timeout, the socket returns what has arrived
+    while len(received) < size and (part := connection.recv(size - len(received))):
+        received += part
     return received
 
 

@@ -22,7 +22,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from planner.executor.rendezvous.address import INTERFACE, own_address
-from planner.executor.rendezvous.auth import authenticate_client, authenticate_server
+from planner.executor.rendezvous.auth import (
+    authenticate_client,
+    authenticate_server,
+    receive_at_most,
+)
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.transport.connections import (
     ChannelKind,
@@ -287,7 +291,7 @@ class Listener:
 
     def _identify(self, connection: socket.socket) -> tuple[ChannelKind, int] | None:
         """Kind and rank of a connection, if it is expected and authenticated."""
-        hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+        hello = receive_at_most(connection, HELLO.size)
         if len(hello) < HELLO.size:
             return None
         magic, kind, rank = HELLO.unpack(hello)

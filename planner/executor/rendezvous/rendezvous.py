@@ -20,7 +20,7 @@ from planner.executor.fault_tolerance.failure_detector import (
     TIMEOUT_IN_LATENCIES,
     FailureDetector,
 )
-from planner.executor.fault_tolerance.heartbeat import PERIOD_S, heartbeats
+from planner.executor.fault_tolerance.heartbeat import PERIOD_S, heartbeat_key, heartbeats
 from planner.executor.fault_tolerance.shutdown import Shutdown
 from planner.executor.rendezvous.address import (
     publish_store_address,
@@ -227,8 +227,10 @@ def _claim_rejoin(store: Store, rank: int, name: str) -> None:
     """Claim a device whose previous process has ended; one process only may rejoin as it."""
     (last,) = heartbeats(store, [rank])
     time.sleep(REJOIN_SILENCE_S)
-    # heartbeats of another process start elsewhere, so this key belongs to the previous one
-    if heartbeats(store, [rank]) != [last] or store.add(f"rejoin/{rank}/{last.decode()}", 1) > 1:
+    # the claim is a heartbeat: one that ends before its first own leaves nothing behind
+    claim = f"{os.getpid()}.{time.monotonic_ns()}"
+    key = heartbeat_key(rank)
+    if store.compare_set(key, last.decode(), claim) != claim.encode():
         raise _claimed_twice(name)
 
 

@@ -47,7 +47,7 @@ class RoutingHeader:
     Attributes
     ----------
     step_index
-        Number of the step in this run.
+        Number of the step since the ranks connected.
     path
         Device of each stage, `UNCHOSEN` if not chosen yet.
     seconds
