@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 import planner.executor.__main__ as entry  # noqa: E402
 import planner.executor.launch.setup as prepared  # noqa: E402
 from planner.executor.launch.arguments import parse_arguments  # noqa: E402
+from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
@@ -240,3 +242,22 @@ def test_ranks_end_in_a_line_at_most(
         sys.setswitchinterval(before)
     found = capfd.readouterr().err
     assert said in found and found.count("\n") == bool(said)
+
+
+class CountingStore:
+    """A store that lists the operations that cost a round trip."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._store = torch.distributed.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._store, name)
+
+
+def test_a_barrier_costs_one_round_trip_after_the_last_rank() -> None:
+    """Steps start after barriers, over links whose round trips take long."""
+    store = CountingStore()
+    RankGroup(0, 1, cast(Any, store)).barrier("all")
+    assert store.calls == ["add", "set", "wait"]

@@ -126,7 +126,7 @@ class RankGroup:
         if self.store.add(count_key, 1) == self.world_size:
             self._used_keys.extend([count_key, all_key])
             self.store.set(all_key, "")
-        self._get([all_key])
+        self._wait([all_key])
         self._delete_used(previous_keys)
 
     def delete_used_keys(self) -> None:
@@ -153,10 +153,17 @@ class RankGroup:
 
         self.detector.heartbeat.run_later(delete)
 
+    def _wait(self, keys: Sequence[str]) -> None:
+        """Wait for keys, without the round trip of their values: steps start after barriers."""
+        if self.interruptible_get is not None:
+            self.interruptible_get(keys)
+        else:
+            self.store.wait(list(keys), TIMEOUT if self.detector is None else LONG_TIMEOUT)
+
     def _get(self, keys: Sequence[str]) -> list[bytes]:
         if self.interruptible_get is not None:
             return self.interruptible_get(keys)
-        self.store.wait(list(keys), TIMEOUT if self.detector is None else LONG_TIMEOUT)
+        self._wait(keys)
         values: list[bytes] = self.store.multi_get(list(keys))
         return values
 
