@@ -1,4 +1,4 @@
-"""The rooms, and the arrows between them: imports go one way."""
+"""Imports between packages go one way."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "cli": None,
     "bench": None,
 }
-"""Rooms that a room's files may import; None: all."""
+"""Packages that a package's files may import; None: all."""
 
 
 def module_of(path: Path) -> str:
@@ -86,12 +86,12 @@ GRAPH = {name: imports_of(path) for name, path in MODULES.items()}
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.count(".") > 1])
 def test_imports_follow_the_arrows(name: str) -> None:
-    """A room imports only the rooms it stands on."""
-    room = name.split(".")[1]
-    allowed = MAY_IMPORT[room]
+    """A package imports only those that it may import."""
+    package = name.split(".")[1]
+    allowed = MAY_IMPORT[package]
     if allowed is not None:
         used = {target.split(".")[1] for target in GRAPH[name] if "." in target}
-        assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
+        assert used - {package} <= allowed, f"{name} imports {sorted(used - {package} - allowed)}"
 
 
 CORE = ("runtime", "comm", "rendezvous", "fault_tolerance", "transport", "checkpoint", "data")
@@ -101,12 +101,12 @@ CORE = ("runtime", "comm", "rendezvous", "fault_tolerance", "transport", "checkp
 @pytest.mark.parametrize("name", [n for n in MODULES if n.split(".")[1:2] == ["executor"]])
 def test_the_executors_core_imports_no_option(name: str) -> None:
     """Elastic membership, stochastic wiring, simulated compute and the rest plug into it."""
-    core = tuple(f"planner.executor.{room}" for room in CORE)
+    core = tuple(f"planner.executor.{package}" for package in CORE)
     if not name.startswith(core):
         return
-    rooms = ["huggingface", "profiling", "emulate", "swarm"]
-    rooms += [f"executor.{room}" for room in ("elastic", "swarm", "launch")]
-    optional = tuple(f"planner.{room}" for room in rooms)
+    packages = ["huggingface", "profiling", "emulate", "swarm"]
+    packages += [f"executor.{package}" for package in ("elastic", "swarm", "launch")]
+    optional = tuple(f"planner.{package}" for package in packages)
     wrong = [target for target in GRAPH[name] if target.startswith(optional)]
     assert wrong == []
 
@@ -161,9 +161,9 @@ def test_the_router_stands_alone() -> None:
 
 
 def test_every_room_is_named() -> None:
-    """What lies in the package is a room of the list."""
-    rooms = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    assert rooms == set(MAY_IMPORT)
+    """What lies in the package is a package of the list."""
+    packages = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert packages == set(MAY_IMPORT)
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 

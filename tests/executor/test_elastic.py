@@ -179,7 +179,7 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
         pytest.param("averaging", "AVERAGING_REVERSE", marks=pytest.mark.slow),
     ],
 )
-def test_a_connection_tears(phase: str, purpose: str, tmp_path: Path) -> None:
+def test_connection_reset(phase: str, purpose: str, tmp_path: Path) -> None:
     """Both of its ends live: nobody is lost, and the step is done again by all."""
     plan = plan_of()
     done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear", purpose=purpose)
@@ -326,7 +326,7 @@ def test_averaging_beside_the_next_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late_s", [0.12, 0.16, 0.2, 0.24, 0.28])
-def test_while_samples_are_told(late_s: float, tmp_path: Path) -> None:
+def test_loss_during_exchange_of_microbatch_counts(late_s: float, tmp_path: Path) -> None:
     """Some have all of them and go on, others hear of the loss first: the step counts for all."""
     plan = plan_of().replace(sync=Sync(4, OuterOptimizer(), delayed=True))
     done = hurt(plan, tmp_path, "4", COUNTED, *_settings(), late="1", late_s=late_s)
@@ -361,7 +361,7 @@ def test_the_last_outer_step_is_taken_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["backward", "averaging"])
-def test_a_connection_tears_where_devices_update_by_themselves(phase: str, tmp_path: Path) -> None:
+def test_connection_reset_where_devices_update_by_themselves(phase: str, tmp_path: Path) -> None:
     """A step or the averaging after it is done again, and nobody's updates are lost."""
     plan = plan_of().replace(sync=Sync(4, OuterOptimizer()))
     done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear")
@@ -851,7 +851,7 @@ def test_who_goes_on_is_agreed() -> None:
     assert not a.generation.outer_step_due
 
 
-def test_a_connection_tears_between_two_that_live() -> None:
+def test_connection_reset_between_two_that_live() -> None:
     """All go on, with the reason; a device that is lost at the same time is not among them."""
     run = Threads(("a", "b", "c"))
     a, b, c = run.memberships

@@ -30,7 +30,7 @@ class StageAverager:
     rounds
         Its group in every round. One round of all members gives the sum, bit for bit equal on all,
         and so do hierarchical and two-frequency rounds. In other rounds every group takes its mean;
-        the rounds of a valid plan give the mean of all.
+        the rounds of a valid plan give the mean of all, up to rounding, which differs by group.
     chunkings, wires
         Chunking and wire format of each round.
     upload_bytes_per_s

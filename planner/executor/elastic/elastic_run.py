@@ -319,8 +319,9 @@ class ElasticRun:
             return
         assert self.worker is not None and self.worker.record is not None
         self._last_step = _LastStep(self.worker.record, committer)
-        ends = sync.has_pending_outer_step(step) if sync.delayed else sync.due(step)
-        if ends and committer.committed_outer_step < step - sync.delayed:
+        outer_step = step - 1 if sync.delayed else step
+        applies_outer = sync.has_pending_outer_step(step) if sync.delayed else sync.due(step)
+        if applies_outer and committer.committed_outer_step < outer_step:
             self._outer_step_due = True
         else:
             # committed by all: only a delayed outer step may have to be started again

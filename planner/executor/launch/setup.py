@@ -320,7 +320,7 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 def _start_gpu(choice: str) -> None:
     """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
-        # create the context in autograd's thread, too
+        # autograd's thread has no context yet; cuBLAS creates one there and warns, harmlessly
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         torch.zeros(1, device=_torch_device(choice))
 

@@ -25,7 +25,7 @@ from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
 COMMITTED_MICROBATCHES, PSEUDO_GRADIENT_MICROBATCHES = "outer/samples", "outer/changed"
-"""Names in checkpoints."""
+"""Names in checkpoints; the last two are counts of microbatches, whatever they are called."""
 
 
 class PlannedSampleShares:
