@@ -173,4 +173,6 @@ def _fields(rng: Generator, cluster: Cluster) -> Mapping[str, Any]:
         fields["sync_every"] = int(rng.integers(2, 4))
         maybe(0.4, delayed=True)
         maybe(0.4, within="region")
+    if "group_size" in fields:
+        fields.pop("codec", None)
     return fields
