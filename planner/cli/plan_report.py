@@ -29,7 +29,7 @@ SAME = 0.005
 """Relative difference below which two step times count as equal."""
 PROVEN = {"OPTIMAL": "proven optimal", "FEASIBLE": "not proven optimal"}
 FASTER = {
-    "everything": "no plan of this kind is faster",
+    "everything": "no plan of its kind is faster",
     "shapes": "no placement in the shapes that were tried is faster",
     "placement": "no placement in this shape is faster",
     "paths": "no arrangement with these stage sizes and layers is faster",
@@ -356,7 +356,7 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
         gap = max(1 - long_run / step_s, 0.0)
         yield (
             "lower bound",
-            f"{seconds(long_run)}: no plan of this kind is faster over many steps (gap {gap:.1%})",
+            f"{seconds(long_run)} in the mean: no plan of its kind is faster (gap {gap:.1%})",
         )
     for part, unit in (("step", "s"), ("cost", "$")):
         if (entry := certificates.get(part)) is None:
