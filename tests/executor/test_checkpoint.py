@@ -316,6 +316,24 @@ def test_an_index_that_one_rank_cannot_write_costs_the_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_last_checkpoint_that_was_interrupted_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where one is due after the last step, and not complete."""
+    write(tmp_path, [2, 4])
+    ranks, made = rank()
+    manager = CheckpointManager(tmp_path, 2, PLAN, ranks, made, ADAMW, lambda steps: None)
+    for steps in (3, 4):
+        manager.warn_if_missing(steps)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "step-000004" / INDEX).unlink()
+    manager.warn_if_missing(4)
+    said = capsys.readouterr().err
+    assert said == (
+        "planner.executor: no checkpoint after 4 steps: a device was lost while it was written\n"
+    )
+
+
 def test_tensors_in_a_file(tmp_path: Path) -> None:
     """Every type and shape comes back, and the header is what safetensors has."""
     tensors = {

@@ -126,10 +126,11 @@ class CheckpointManager:
             if old.steps < files.steps and old not in recent and not old.has_foreign_files():
                 shutil.rmtree(old.path, ignore_errors=True)
 
-    def is_missing(self, steps: int) -> bool:
-        """Whether the checkpoint after the last of ``steps`` is due, and not complete."""
+    def warn_if_missing(self, steps: int) -> None:
+        """Print a line if the checkpoint after the last of ``steps`` is due, and not complete."""
         files = CheckpointFiles(self._folder, steps)
-        return self.due(steps - 1) and files not in complete_checkpoints(self._folder)
+        if self.due(steps - 1) and not files.has_index():
+            _warn_missing(files, "a device was lost while it was written")
 
     def _write_shard(self, files: CheckpointFiles) -> str:
         """Write this rank's shard; returns its entry of the index."""
@@ -163,12 +164,15 @@ class CheckpointManager:
         with suppress(OSError):
             files.path.rmdir()  # by the last one
         if self._ranks.rank in (0, rank):
-            print(
-                f"planner.executor: no checkpoint after {files.steps} steps: device "
-                f"{self._ranks.name(rank)!r}: {reason}; the run continues",
-                file=sys.stderr,
-                flush=True,
-            )
+            _warn_missing(files, f"device {self._ranks.name(rank)!r}: {reason}; the run continues")
+
+
+def _warn_missing(files: CheckpointFiles, reason: str) -> None:
+    print(
+        f"planner.executor: no checkpoint after {files.steps} steps: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def require_fresh_folder(folder: Path, resumed: Path | None) -> None:

@@ -154,11 +154,10 @@ class ElasticRun:
             self._after_loss()
             if self._step >= steps and self._held_out is None and not self._outer_step_pending():
                 # all steps are done: other ranks may have exited
-                if self._checkpoints is not None and self._checkpoints.is_missing(steps):
-                    self._progress.between_steps(
-                        f"no checkpoint after step {steps - 1}: a device was lost while it was "
-                        "written; resume from the one before"
-                    )
+                members = self._membership.generation.members
+                present = (m for m in members if m not in self._membership.lost)
+                if self._checkpoints is not None and self._membership.name == next(present, None):
+                    self._checkpoints.warn_if_missing(steps)
                 break
             self._membership.next_generation(self._step, self._outer_step_due)
             # all members have left the collective that was interrupted
