@@ -26,20 +26,8 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"workload.architecture.layers: must be the {len(plan.workload.layers)} layers that "
             f"were priced, found {arch.layers}; make the plan again"
         )
-    gradients = plan.workload.precision.gradients
-    if plan.codec is not Codec.NONE and gradients is not Dtype.FP32:
-        yield (
-            f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
-            f"{plan.codec}, which is made from fp32; choose one of the two"
-        )
-    for j, rounds in enumerate(plan.averaging):
-        whole = sum(groups[0].phase is Phase.ALL for groups in rounds if groups)
-        if plan.codec is not Codec.NONE and whole > 1:
-            yield (
-                f"averaging.codec: must be none where a stage averages in several rounds of "
-                f"groups, found {plan.codec} with {whole} rounds of stage {j}; each group of the "
-                "second round would encode for itself, so that the stage's devices would differ"
-            )
+    if plan.codec is not Codec.NONE:
+        yield from _codec_contradictions(plan)
     if plan.wiring is Wiring.STOCHASTIC:
         yield from _routing_contradictions(plan)
     yield from averaging_contradictions(plan)
@@ -56,6 +44,23 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"steps that average gradients, found sync.every_steps {plan.sync.every_steps}{outer}; "
             "plan with --precision fp32, or with --sync-every 1"
         )
+
+
+def _codec_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    gradients = plan.workload.precision.gradients
+    if gradients is not Dtype.FP32:
+        yield (
+            f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
+            f"{plan.codec}, which is made from fp32; choose one of the two"
+        )
+    for j, rounds in enumerate(plan.averaging):
+        whole = sum(groups[0].phase is Phase.ALL for groups in rounds if groups)
+        if whole > 1:
+            yield (
+                f"averaging.codec: must be none where a stage averages in several rounds of "
+                f"groups, found {plan.codec} with {whole} rounds of stage {j}; each group of the "
+                "second round would encode for itself, so that the stage's devices would differ"
+            )
 
 
 def inconsistencies(plan: TrainingPlan) -> Iterator[str]:
