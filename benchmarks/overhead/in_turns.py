@@ -50,8 +50,8 @@ class PlainLoop:
     ) -> None:
         w, arch = plan.workload, plan.workload.architecture
         assert arch is not None
-        self._stage = build_stage(arch, 0, arch.layers, plan.seed).to(device)
-        self._head = build_head(arch, plan.seed, self._stage.stem).to(device)
+        self._stage = build_stage(arch, 0, arch.layers, plan.seed, device)
+        self._head = build_head(arch, plan.seed, self._stage.stem, device)
         for part in (*self._stage.layers, self._head) if compiled else ():
             part.compile(dynamic=False)
         parameters = {id(p): p for part in (self._stage, self._head) for p in part.parameters()}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.checkpoint import checkpoint  # noqa: E402
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
     CheckpointManager,
     require_fresh_folder,
@@ -157,8 +160,7 @@ def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
         ranks, made = rank()
         settings = OptimizerConfig().to_dict()
         checkpoints = CheckpointManager(folder, every, PLAN, ranks, made, settings, written.append)
-        if checkpoints.due(step - 1):
-            checkpoints.save(step - 1)
+        checkpoints.after_step(step - 1)
     return written
 
 
@@ -312,8 +314,70 @@ def test_an_index_that_one_rank_cannot_write_costs_the_checkpoint(
             [text, "No space left on device"] if name.endswith("index") else [text]
         ),
     )
-    manager.save(0)
+    manager.after_step(0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_beside_training_holds_the_state_after_its_step(tmp_path: Path) -> None:
+    """Though training goes on while it is written; it is complete a quarter of the steps later."""
+    ranks, made = rank()
+    written: list[int] = []
+    manager = CheckpointManager(
+        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
+    )
+    expected = {name: value.clone() for name, value in made.state_dict().items()}
+    complete_after = {}
+    for step in range(7, 12):
+        manager.after_step(step)
+        complete_after[step + 1] = list(written)
+        for parameter in made.parameters:
+            parameter.grad.fill_(0.25)
+        made.optimizer.step()
+    assert complete_after == {8: [], 9: [], 10: [8], 11: [8], 12: [8]}
+    _, resumed = rank()
+    assert resume(tmp_path, PLAN, *rank()[:1], resumed, ADAMW, STEPS) == 8
+    for name, value in resumed.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_a_checkpoint_beside_training_is_complete_at_the_end(tmp_path: Path) -> None:
+    ranks, made = rank()
+    written: list[int] = []
+    manager = CheckpointManager(
+        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
+    )
+    manager.after_step(7)
+    manager.finish()
+    manager.finish()
+    assert written == [8]
+
+
+def test_a_checkpoint_that_is_given_up_is_not_written_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new generation does not wait for it, and writes its own later."""
+    ranks, made = rank()
+    written: list[int] = []
+    begun = threading.Event()
+    write_tensors = checkpoint.write_tensors
+
+    def write_slowly(*args: Any, cancelled: threading.Event) -> str:
+        begun.set()
+        assert cancelled.wait(60)
+        return write_tensors(*args, cancelled=cancelled)
+
+    manager = CheckpointManager(
+        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
+    )
+    monkeypatch.setattr(checkpoint, "write_tensors", write_slowly)
+    manager.after_step(7)
+    assert begun.wait(60)
+    manager = manager.for_plan(PLAN, made)
+    assert list((tmp_path / "step-000008").iterdir()) == []
+    monkeypatch.undo()
+    manager.after_step(7)
+    manager.finish()
+    assert written == [8]
 
 
 def test_a_last_checkpoint_that_was_interrupted_is_reported(

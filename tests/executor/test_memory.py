@@ -115,7 +115,7 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
 def test_who_comes_late_asks_for_itself() -> None:
     """Nobody else is there to be asked: what they hold is not free any more."""
     ranks = RankGroup(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), joins_late=True)
-    need = MemoryNeed({"stage": 5e9}, {}, 0.0)
+    need = MemoryNeed({"stage": 5e9}, {})
     (claim,) = memory_claims(ranks, need, torch.device("cpu"))
     require_memory(ranks, [claim])
     with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
@@ -128,12 +128,11 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70e9, 80e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     ranks = ranks_that(0, [])
-    gpu, host = memory_claims(
-        ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}, host_bytes=2e9), torch.device("cuda", 0)
-    )
+    need = MemoryNeed({"stage": 3e9}, {"more": 1e9}, {"copies": 1.5e9, "a checkpoint": 0.5e9})
+    gpu, host = memory_claims(ranks, need, torch.device("cuda", 0))
     assert (gpu.need_bytes, gpu.available_bytes, gpu.name) == (4e9, 70e9, "NVIDIA H100")
     assert gpu.memory.endswith(" GPU-7") and gpu.memory.startswith(host.memory)
-    assert host.need_bytes == 2e9 and host.available_bytes > 0
+    assert host.need_bytes == 2e9 and host.parts == need.host_bytes and host.available_bytes > 0
     (alone,) = memory_claims(ranks, MemoryNeed({"stage": 3e9}, {"more": 1e9}), torch.device("cpu"))
     assert alone.need_bytes == 4e9 and alone.memory == host.memory
     assert ranks.met == ["memory/begun"] * 2
@@ -148,14 +147,18 @@ def test_what_a_rank_needs() -> None:
     live = plan.schedules[0].most_live()[3]
     assert found.planned_bytes == costs.need_bytes(live)
     # four messages are planned for
-    assert live < 3 and found.extra_bytes["messages"] == 0 and found.host_bytes == 0
+    assert live < 3 and found.extra_bytes["messages"] == 0 and not found.host_bytes
     measuring = memory_need(plan, 3, averaging, calibrate=True)
     assert measuring.total_bytes > found.total_bytes
     gpu = memory_need(plan, 3, averaging, on_gpu=True)
     # pinned by powers of two
     assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
     messages = 2 * live * costs.output_bytes
-    assert gpu.host_bytes == (1 << 17) + found.extra_bytes["averaging"] + messages
+    copies = (1 << 17) + found.extra_bytes["averaging"] + messages
+    assert gpu.host_bytes == {"copies for the network": copies}
+    keeps = memory_need(plan, 3, averaging, on_gpu=True, writes_checkpoints=True)
+    assert keeps.host_bytes["a copy for checkpoints"] == 3 * costs.gradient_bytes
+    assert memory_need(plan, 3, averaging, writes_checkpoints=True) == found
     assert not gpu.extra_bytes["averaging"]
     uses_collectives = memory_need(plan, 3, averaging, on_gpu=True, uses_collectives=True)
     assert not uses_collectives.extra_bytes["averaging"]

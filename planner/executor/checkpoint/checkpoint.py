@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,10 +42,23 @@ from planner.utils.refusal import Refusal
 
 MAX_KEPT = 2
 """Number of complete checkpoints kept."""
+BESIDE_SHARE = 4
+"""A checkpoint beside training is completed before this part of the steps to the next is done."""
+
+
+class _Unfinished(NamedTuple):
+    """A checkpoint that is being written: its shard's entry, and the steps to complete it after."""
+
+    files: CheckpointFiles
+    entry: Future[str]
+    due_after: int
 
 
 class CheckpointManager:
     """Writes checkpoints.
+
+    If all ranks compute on GPUs, they write beside training: each copies its state to host memory,
+    and a thread writes the copy. Ranks complete the checkpoint together some steps later.
 
     Parameters
     ----------
@@ -55,6 +70,8 @@ class CheckpointManager:
         Options, other than the plan, that losses depend on.
     on_complete
         Called with the number of steps of each complete checkpoint.
+    beside
+        Whether shards are written beside training; the same on all ranks.
     """
 
     def __init__(
@@ -66,6 +83,7 @@ class CheckpointManager:
         model_stage: ModelStage | None,
         settings: dict[str, Any],
         on_complete: Callable[[int], None],
+        beside: bool = False,
     ) -> None:
         self._folder, self._every, self._ranks = folder, every, ranks
         self._model_stage = model_stage
@@ -77,6 +95,9 @@ class CheckpointManager:
             "settings": settings,
         }
         self._on_complete = on_complete
+        self._beside = beside
+        self._unfinished: _Unfinished | None = None
+        self._writer, self._given_up = ThreadPoolExecutor(1, "checkpoint"), threading.Event()
 
     def for_plan(
         self,
@@ -84,7 +105,12 @@ class CheckpointManager:
         model_stage: ModelStage | None,
         ranks: RankGroup | None = None,
     ) -> CheckpointManager:
-        """Create a manager for another plan, with the same folder and settings."""
+        """Create a manager for another plan, with the same folder and settings.
+
+        A checkpoint that is not complete is given up.
+        """
+        self._given_up.set()
+        self._writer.shutdown()
         return CheckpointManager(
             self._folder,
             self._every,
@@ -93,19 +119,40 @@ class CheckpointManager:
             model_stage,
             settings=self._settings,
             on_complete=self._on_complete,
+            beside=self._beside,
         )
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
         return (step + 1) % self._every == 0
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint after a step; a collective call."""
+    def after_step(self, step: int) -> None:
+        """Begin the checkpoint that is due after a step, or complete an earlier one.
+
+        A collective call.
+        """
+        if self._unfinished is not None and step + 1 >= self._unfinished.due_after:
+            self.finish()
+        if not self.due(step):
+            return
         files = CheckpointFiles(self._folder, step + 1)
+        tensors = {} if self._model_stage is None else self._model_stage.state_dict()
+        if self._beside:
+            tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+        entry = self._writer.submit(self._write_shard, files, tensors)
+        self._unfinished = _Unfinished(
+            files, entry, files.steps + max(1, self._every // BESIDE_SHARE)
+        )
+        if not self._beside:
+            self.finish()
+
+    def finish(self) -> None:
+        """Complete the last checkpoint, when all ranks have written their shards; collective."""
+        if self._unfinished is None:
+            return
+        (files, entry, _), self._unfinished = self._unfinished, None
         name = f"checkpoint/{files.steps}"
-        entries = [
-            json.loads(text) for text in self._ranks.all_gather(name, self._write_shard(files))
-        ]
+        entries = [json.loads(text) for text in self._ranks.all_gather(name, entry.result())]
         failed = [(rank, t["error"]) for rank, t in enumerate(entries) if t.get("error")]
         if not failed:
             shards = {files.shard(r).name: t for r, t in enumerate(entries) if t}
@@ -132,14 +179,16 @@ class CheckpointManager:
         if self.due(steps - 1) and not files.has_index():
             _warn_missing(files, "a device was lost while it was written")
 
-    def _write_shard(self, files: CheckpointFiles) -> str:
+    def _write_shard(self, files: CheckpointFiles, tensors: Mapping[str, Tensor]) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._model_stage is None:
             return "{}"
         try:
             files.path.mkdir(parents=True, exist_ok=True)
             path, data = files.shard(self._ranks.rank), self._model_stage.data
-            entry: dict[str, Any] = {"sha256": write_tensors(path, self._model_stage.state_dict())}
+            entry: dict[str, Any] = {
+                "sha256": write_tensors(path, tensors, cancelled=self._given_up)
+            }
             if data is not None:
                 entry["data"] = {"says": data.description, "position": data.position(files.steps)}
             return json.dumps(entry)

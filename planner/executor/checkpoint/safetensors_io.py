@@ -10,7 +10,9 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +57,24 @@ class TensorEntry(NamedTuple):
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    cancelled: threading.Event | None = None,
 ) -> str:
-    """Write to a temporary file next to ``path``, sync it, then rename it."""
+    """Write to a temporary file next to ``path``, sync it, then rename it.
+
+    Returns
+    -------
+    str
+        SHA-256 of the file.
+
+    Raises
+    ------
+    CancelledError
+        ``cancelled`` was set between two tensors.
+    """
     header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -74,6 +91,8 @@ def write_tensors(
                 file.write(part)
                 digest.update(part)
             for tensor in tensors.values():
+                if cancelled is not None and cancelled.is_set():
+                    raise CancelledError
                 flat = tensor.detach().to("cpu").contiguous().view(-1)
                 data = flat.view(torch.uint8).numpy().data
                 file.write(data)

@@ -219,7 +219,9 @@ class ElasticRun:
                     self._step_done(record, committer)
                     self._evaluate(evaluation, record.step)
                     if committer.admits_joiners:
+                        self._finish_checkpoint()
                         return False
+            self._finish_checkpoint()
             if self._held_out is not None:
                 # stay until the last evaluation has been reported
                 committer.finish()
@@ -327,7 +329,7 @@ class ElasticRun:
             self._step = step + 1
 
     def _step_done(self, record: StepRecord, committer: StoreStepCommitter) -> None:
-        """Report a step on the first rank, and write a checkpoint if one is due."""
+        """Report a step on the first rank, and begin or complete a checkpoint if one is due."""
         self._step = record.step + 1
         self._began_s = time.monotonic()
         if self._outer_step_due:
@@ -337,8 +339,12 @@ class ElasticRun:
             self._last_step = _LastStep(record, committer)
             if self.ranks.rank == 0:
                 self._report(self._last_step)
-        if self._checkpoints is not None and self._checkpoints.due(record.step):
-            self._checkpoints.save(record.step)
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(record.step)
+
+    def _finish_checkpoint(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
     def _report(self, last: _LastStep) -> None:
         self._progress.step(last.record, last.committer)

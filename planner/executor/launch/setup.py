@@ -129,6 +129,7 @@ class RunState:
             on_gpu=self.device.type == "cuda",
             calibrate=self.config.calibrate is not None,
             uses_collectives=self.config.direct is not None,
+            writes_checkpoints=self.config.checkpoint is not None,
         )
 
     def make_pipeline(self, plan: TrainingPlan, rank: int, runtime: StageRuntime) -> Pipeline:
@@ -314,7 +315,21 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             state.model_stage,
             settings,
             on_checkpoint,
+            _can_write_beside(state),
         )
+
+
+def _can_write_beside(state: RunState) -> bool:
+    """Whether all ranks with a stage compute on GPUs, so that their hosts can write checkpoints
+    beside; a collective call, except for a rank that joins late."""
+    ranks, name = state.ranks, "checkpoint/device_type"
+    if ranks.joins_late:
+        values = ranks.store.multi_get([f"{name}/{rank}" for rank in range(ranks.world_size)])
+        types = [value.decode() for value in values]
+    else:
+        own = "none" if state.model_stage is None else state.device.type
+        types = ranks.all_gather(name, own, keep=True)
+    return set(types) <= {"cuda", "none"}
 
 
 def _start_gpu(choice: str) -> None:

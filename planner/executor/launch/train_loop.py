@@ -152,9 +152,13 @@ def _run_segment(
         if worker.rank == 0:
             progress.step(record, worker.losses)
         _evaluate(state, evaluation, record.step)
-        if checkpoints is not None and checkpoints.due(record.step):
-            worker.wait_for_averaging()
-            checkpoints.save(record.step)
+        if checkpoints is not None:
+            if checkpoints.due(record.step):
+                worker.wait_for_averaging()
+            checkpoints.after_step(record.step)
+    if checkpoints is not None:
+        # before another segment changes the plan
+        checkpoints.finish()
     if not records:
         _evaluate(state, evaluation, config.steps - 1)
     if worker.rank == 0:

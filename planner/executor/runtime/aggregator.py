@@ -19,11 +19,11 @@ class Aggregator(ModelFreeRuntime):
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         arch, stage = require_executable(plan), plan.averages_for[rank]
         # sizes alone, without the model
-        with torch.device("meta"):
-            built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
-            modules: list[nn.Module] = [built]
-            if stage == plan.head_stage:
-                modules.append(build_head(arch, plan.seed, built.stem))
+        meta = torch.device("meta")
+        built = build_stage(arch, *plan.stage_layers[stage], plan.seed, meta)
+        modules: list[nn.Module] = [built]
+        if stage == plan.head_stage:
+            modules.append(build_head(arch, plan.seed, built.stem, meta))
         # a tied matrix counts once
         parameters = {id(p): p.numel() for module in modules for p in module.parameters()}
         numel = sum(parameters.values()) - tied_numel(plan, stage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -46,12 +46,12 @@ class MemoryNeed:
     extra_bytes
         Additional bytes where it computes, by purpose.
     host_bytes
-        Host memory of a rank that computes on a GPU.
+        Host memory of a rank that computes on a GPU, by purpose.
     """
 
     stage_bytes: Mapping[str, float]
     extra_bytes: Mapping[str, float]
-    host_bytes: float = 0.0
+    host_bytes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def planned_bytes(self) -> float:
@@ -73,6 +73,7 @@ def memory_need(
     on_gpu: bool = False,
     calibrate: bool = False,
     uses_collectives: bool = False,
+    writes_checkpoints: bool = False,
 ) -> MemoryNeed:
     """Peak memory of a rank."""
     w, stage = plan.workload, plan.averaged_stage(rank)
@@ -117,7 +118,12 @@ def memory_need(
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (in_flight + queued) * _power_of_two(message)
-        return MemoryNeed(stage_bytes, extra_bytes, pinned + buffers)
+        host_bytes = {"copies for the network": pinned + buffers}
+        if writes_checkpoints:
+            # all state but the gradients
+            per_parameter = w.state_bytes_per_parameter - SUM_BYTES
+            host_bytes["a copy for checkpoints"] = vector / SUM_BYTES * per_parameter
+        return MemoryNeed(stage_bytes, extra_bytes, host_bytes)
     extra_bytes["averaging"] = buffers
     extra_bytes["messages"] = max(in_flight + queued - MESSAGES, 0) * message
     return MemoryNeed(stage_bytes, extra_bytes)
@@ -185,10 +191,10 @@ def memory_claims(ranks: RankGroup, need: MemoryNeed, device: torch.device) -> l
         ]
     free, _ = torch.cuda.mem_get_info(device)
     name, gpu = gpu_identity(device)
-    pinned = {"copies for the network": need.host_bytes}
+    host_bytes = sum(need.host_bytes.values())
     return [
         MemoryClaim(gpu, name, need.total_bytes, float(free), GPU_USABLE, parts),
-        MemoryClaim(machine, machine_name, need.host_bytes, available_bytes(), USABLE, pinned),
+        MemoryClaim(machine, machine_name, host_bytes, available_bytes(), USABLE, need.host_bytes),
     ]
 
 

@@ -20,6 +20,7 @@ from planner.workload.layers import Architecture, Family
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 INIT_STD = 0.02
+CPU = torch.device("cpu")
 
 EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
 """Names of the matrices that are one if tied."""
@@ -209,35 +210,52 @@ class Stage(nn.Module):
         return x
 
 
-def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
+def build_stage(
+    arch: Architecture, start: int, stop: int, seed: int, device: torch.device = CPU
+) -> Stage:
     """Layers ``start`` to ``stop - 1``, with weights that depend on the seed alone."""
-    stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
-    layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
+    stem = _seeded(lambda: Stem(arch), arch, seed, 0, device) if start == 0 else None
+    layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k, device) for k in range(start, stop)]
     return Stage(stem, layers)
 
 
-def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
+def build_head(
+    arch: Architecture, seed: int, stem: Stem | None = None, device: torch.device = CPU
+) -> Head:
     """The head, with weights that depend on the seed alone."""
-    head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
+    head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers, device)
     if arch.tied:
-        first_stem = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem
+        first_stem = _seeded(lambda: Stem(arch), arch, seed, 0, device) if stem is None else stem
         head.project.weight = first_stem.tokens.weight
     return head
 
 
-def _seeded(make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int) -> ModuleT:
-    """Build a module from its own random stream, independent of other modules."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed * 1_000_003 + place)
+def _seeded(
+    make: Callable[[], ModuleT],
+    arch: Architecture,
+    seed: int,
+    place: int,
+    device: torch.device,
+) -> ModuleT:
+    """Build a module on a device from its own random stream, independent of other modules.
+
+    Values are drawn on the CPU, one parameter at a time, so that they are the same on all types of
+    device, and the model never lies in host memory.
+    """
+    with torch.device("meta"):
         module = make()
+    if device.type == "meta":
+        return module
+    module.to_empty(device=device)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
+    with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.dim() < 2:
-                continue  # norms and biases keep their ones and zeros
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
             # residual branches are scaled down with depth (Radford et al. 2019)
             branch = name.endswith(("out.weight", "down.weight"))
             std = INIT_STD / math.sqrt(2 * arch.layers) if branch else INIT_STD
-            nn.init.normal_(parameter, std=std)
-        for part in module.modules():
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                nn.init.zeros_(part.bias)
+            drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            parameter.copy_(drawn)
     return module

@@ -92,10 +92,10 @@ class StageModule(nn.Module):
         set_precision(plan, device)
         self.dtype = TORCH_DTYPES[plan.workload.precision.compute]
         layers = plan.stage_layers[plan.stage_of[rank]]
-        self.stage = build_stage(arch, *layers, plan.seed).to(device)
+        self.stage = build_stage(arch, *layers, plan.seed, device)
         self.head: Head | None = None
         if has_head(plan, rank):
-            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
+            self.head = build_head(arch, plan.seed, self.stage.stem, device)
         if load_weights is not None:
             load_weights(arch, *layers, dict(self.named_parameters()))
         # gradients are views of one vector, so that averaging needs no copy
