@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from planner.planning.pareto_front import pareto as pareto
     from planner.planning.request import PlanRequest as PlanRequest
     from planner.planning.solve import plan as plan
+    from planner.planning.workers import tensor_parallel_workers as tensor_parallel_workers
     from planner.problems import (
         ArrangedPathProblem as ArrangedPathProblem,
     )
@@ -157,6 +158,7 @@ _HOME = {
     "solve_assignment": "genetic.solve",
     "solve_averaging": "lp.solve",
     "solve_paths": "mapf.solve",
+    "tensor_parallel_workers": "planning.workers",
 }
 """Public names, and the modules that define them."""
 

@@ -4,7 +4,8 @@ State: fp32 parameters, gradients and moments as the workload states them, and c
 parameters but the embedding's in the format of compute. Saved: what layers save of each microbatch
 between F and B, and the stage's output. The largest operation: B of one layer, B of the embedding,
 or H with its logits in fp32, of which at most 2**27 are computed at a time. Four messages are on
-their way to or from other stages.
+their way to or from other stages. With tensor parallelism the bytes are those of all GPUs of a
+worker.
 """
 
 from __future__ import annotations
@@ -54,13 +55,17 @@ def stage_memory(
         copied = owned + head + (w.tied_parameters if first and runs_head else 0)
         state += compute * copied
     tokens = samples * arch.sequence
+    # every GPU of a worker gathers a layer's input, and has a gradient of it, for all tokens
+    others = w.tensor_parallel - 1
     recomputed = activations * samples if recomputes else 0.0
     operations = [compute * (tokens * _gradients(w) + _matrix(w)) + recomputed]
+    operations[0] += others * 2 * compute * tokens * arch.hidden
     if first:
         # the stage's activations are freed by then
         freed = 0.0 if recomputes else activations * samples
         table = arch.vocabulary * arch.hidden
-        operations.append(4.0 * table + 20.0 * tokens * arch.hidden - freed)
+        looked_up = 20.0 * tokens * arch.hidden * w.tensor_parallel
+        operations.append(4.0 * table + looked_up - freed)
     if runs_head:
         # a position has the logits of every sample; passes over the sequence are equally long
         positions = CHUNK_LOGITS // (samples * arch.vocabulary) or 1
@@ -69,11 +74,12 @@ def stage_memory(
         logit_count = samples * positions * arch.vocabulary
         head_values = compute * (logit_count + arch.vocabulary * arch.hidden)
         operations.append(
-            max(12.0 * logit_count, head_values) + 2.0 * compute * tokens * arch.hidden
+            max(12.0 * logit_count, head_values)
+            + 2.0 * compute * tokens * arch.hidden * w.tensor_parallel
         )
     largest = max(operations)
     if arch.window is not None and arch.window < arch.sequence:
-        largest += compute * float(arch.sequence) ** 2
+        largest += compute * float(arch.sequence) ** 2 * w.tensor_parallel
     if (start, stop) != (0, len(w.layers)):
         largest += 4 * samples * max(layer.output_bytes for layer in w.layers)
     if recomputes:

@@ -17,6 +17,7 @@ from planner.checker.plan_bounds import check_bounds
 from planner.checker.plan_network import gradient_bytes
 from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
+from planner.checker.workers import worker_cluster
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
 from planner.training_plan.model import TrainingPlan
@@ -52,7 +53,21 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
 
 
 def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
-    """Check that the plan's devices are a subset of the cluster's, with equal data."""
+    """Check that the plan's devices are a subset of the cluster's, with equal data.
+
+    FLOP/s of workers are compared up to rounding.
+    """
+    if plan.workload.tensor_parallel > 1:
+        workers = worker_cluster(cluster, plan.workload)
+        if workers is None:
+            yield Violation(
+                "tensor parallel",
+                "workload.tensor_parallel",
+                f"no machine of the cluster has {plan.workload.tensor_parallel} GPUs with known "
+                "links; plan again for this cluster",
+            )
+            return
+        cluster = workers
     plan_cluster, names = plan.cluster, plan.cluster.network.ids
     index_of = {name: d for d, name in enumerate(cluster.network.ids)}
     other = Violation(
@@ -81,7 +96,11 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
         cluster_value: Any = getattr(cluster.devices, name)
         if cluster_value is not None:
             cluster_value = np.asarray(cluster_value)[indices]
-        if not np.array_equal(getattr(plan_cluster.devices, name), cluster_value):
+        plan_value: Any = getattr(plan_cluster.devices, name)
+        same = np.array_equal(plan_value, cluster_value)
+        if name == "flops" and plan.workload.tensor_parallel > 1:
+            same = np.allclose(plan_value, cluster_value, rtol=TOLERANCE, atol=0.0)
+        if not same:
             yield _other_devices(name)
     for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
         if not np.array_equal(

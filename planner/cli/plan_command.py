@@ -50,6 +50,7 @@ from planner.planning.request import (
     RequestedWiring,
     ShareRule,
 )
+from planner.planning.workers import unused_gpus
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
@@ -81,8 +82,8 @@ GROUPS = {
     ),
     "model": ("--microbatch-samples", "--precision"),
     "layout (which device holds which layers)": (
-        *("--stages", "--pipelines", "--stage-layers", "--wiring", "--recompute", "--head"),
-        *("--schedule", "--in-flight", "--smoothing", "--told"),
+        *("--tensor-parallel", "--stages", "--pipelines", "--stage-layers", "--wiring"),
+        *("--recompute", "--head", "--schedule", "--in-flight", "--smoothing", "--told"),
     ),
     "paths that skip stages": (
         *("--path-stages", "--stage-sizes", "--full-every", "--max-swaps", "--path-method"),
@@ -123,11 +124,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_layout(sub: Arguments) -> None:
-    """Options of straight pipelines, wiring and schedule."""
+    """Options of tensor parallelism, straight pipelines, wiring and schedule."""
+    sub.add_argument(
+        "--tensor-parallel",
+        metavar="N|auto",
+        type=_number_or_auto,
+        default=1,
+        help="GPUs of a machine that hold a stage together, or the best number with auto; needs "
+        "column machine in --devices; default %(default)s",
+    )
     sub.add_argument(
         "--stages",
         metavar="N|auto",
-        type=_stages,
+        type=_number_or_auto,
         help="straight pipelines of N stages, or of the best number with auto; default: search all "
         "layouts",
     )
@@ -338,7 +347,7 @@ def _add_outputs(sub: Arguments) -> None:
     )
 
 
-def _stages(text: str) -> int | str:
+def _number_or_auto(text: str) -> int | str:
     try:
         return text if text == "auto" else int(text)
     except ValueError:
@@ -367,6 +376,7 @@ def _routing(args: argparse.Namespace) -> Routing:
 def _request(args: argparse.Namespace) -> PlanRequest:
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     return PlanRequest(
+        tensor_parallel=args.tensor_parallel,
         stages=args.stages,
         wiring=args.wiring,
         routing=_routing(args),
@@ -453,6 +463,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     best_plan = result.plan
+    request = request.replace(tensor_parallel=best_plan.workload.tensor_parallel)
     planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
     search: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
@@ -467,6 +478,8 @@ def run(args: argparse.Namespace) -> int:
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
+    if unused := unused_gpus(cluster, best_plan.workload.tensor_parallel):
+        data["notes"].append(f"{unused}: they take no part.")
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []
 

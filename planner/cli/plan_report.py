@@ -67,6 +67,7 @@ def plan_data(
         "network": plan.network_name,
         "searched": "shapes" if request.stages == "auto" else SEARCHED[request.kind],
         "devices": len(plan.cluster),
+        "tensor_parallel": plan.workload.tensor_parallel,
         "stages": _stages(plan),
         "averaging_only": [ids[d] for d in sorted(plan.averages_for)],
         "without_microbatches": [ids[d] for d in sorted(set(plan.stage_of) - busy)],
@@ -156,6 +157,11 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             f"{plan.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "
             f"token uses {active_parameters(arch) / 1e9:.4g} billion."
         )
+    if (degree := plan.workload.tensor_parallel) > 1:
+        yield (
+            f"Each device of the plan is a worker of {degree} GPUs of a machine, which split the "
+            "stage's matrices (tensor parallelism). Bounds are for workers of as many."
+        )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
     stages = [j for j, does in enumerate(plan.recompute) if does]
@@ -213,7 +219,10 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     ):
         facts += [f"{len(names)} {consequence}"] * bool(names)
     where = f" on {data['network']}" if data["network"] else ""
-    title = f"{data['workload']}{where}: {counted(data['devices'], 'device')}, {', '.join(facts)}"
+    devices = counted(data["devices"], "device")
+    if data["tensor_parallel"] > 1:
+        devices = f"{counted(data['devices'], 'worker')} of {data['tensor_parallel']} GPUs"
+    title = f"{data['workload']}{where}: {devices}, {', '.join(facts)}"
     undone = [f"not {item}" for item in data["not_done"]]
     return [
         *wrapped(title),

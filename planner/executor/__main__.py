@@ -105,6 +105,7 @@ def _finish(state: RunState, ranks: RankGroup, result: TrainResult) -> None:
         reports = device_reports(result.plan, ranks, runtime, need, state.device, result.worker)
         if ranks.rank == 0:
             state.progress.devices(reports)
+    state.stop_gpu_processes()
     ranks.leave()
 
 

@@ -51,9 +51,11 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
             f"gradients averaged in bf16 that were computed in {dtype}", "plan gradients in fp32"
         )
     options: dict[str, object] = {
-        "tensor-model-parallel-size": 1,
+        "tensor-model-parallel-size": trainer.tensor_parallel,
         "pipeline-model-parallel-size": trainer.stages,
     }
+    if trainer.tensor_parallel > 1:
+        options["sequence-parallel"] = True
     if trainer.stages > 1:
         options["pipeline-model-parallel-layout"] = "|".join(stages)
     options |= {

@@ -65,6 +65,7 @@ def _yaml(trainer: TrainerPlan) -> str:
     dtype = DTYPES[trainer.compute_dtype(reduces=(Dtype.FP32, Dtype.BF16))]
     microbatch = plan.workload.microbatch_samples
     local = trainer.pipeline_samples if trainer.stages > 1 else microbatch
+    sequence_parallel = "  sequence_parallel: true\n" if trainer.tensor_parallel > 1 else ""
     pipeline = ""
     if trainer.stages > 1:
         # every stage needs the rotary embedding
@@ -91,8 +92,8 @@ distributed:
   strategy: fsdp2
   pp_size: {trainer.stages}
   dp_size: {trainer.replicas}
-  tp_size: 1
-  cp_size: 1
+  tp_size: {trainer.tensor_parallel}
+{sequence_parallel}  cp_size: 1
   activation_checkpointing: {json.dumps(trainer.recomputes)}
   defer_fsdp_grad_sync: true
   reshard_after_forward: false

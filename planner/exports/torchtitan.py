@@ -38,6 +38,8 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
         "parallelism.data_parallel_replicate_degree": trainer.replicas,
         "parallelism.data_parallel_shard_degree": 1,
     }
+    if trainer.tensor_parallel > 1:
+        parallelism["parallelism.tensor_parallel_degree"] = trainer.tensor_parallel
     files, rank_options = pipeline_files(trainer, SCHEDULE_CSV)
     return launch_script(
         trainer,
@@ -56,6 +58,10 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
 def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts the lighthouse and one torchft replica group per pipeline."""
     trainer = TrainerPlan.for_target(plan, "torchft", options, local_steps=True)
+    if trainer.tensor_parallel > 1:
+        raise trainer.refuse(
+            f"devices of {trainer.tensor_parallel} GPUs", "plan with --tensor-parallel 1"
+        )
     method = _semi_sync_method(trainer)
     if options.port + trainer.replicas > PORTS:
         raise ExportError(

@@ -27,10 +27,10 @@ class TrainerRank:
     Attributes
     ----------
     rank
-        Global rank, ``stage * pipelines + pipeline``: pipeline parallelism is the outer dimension
-        of the mesh and data parallelism the inner one.
+        Global rank: pipeline parallelism is the outer dimension of the mesh, then data parallelism,
+        then tensor parallelism.
     device
-        Index of the planned device.
+        Index of the planned device, which has a process per GPU.
     host, local_rank
         Host of the process, and index of its GPU on that host.
     interface
@@ -84,6 +84,11 @@ class TrainerPlan:
     def replicas(self) -> int:
         """Data-parallel degree."""
         return len(self.pipelines)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor-parallel degree."""
+        return self.plan.workload.tensor_parallel
 
     @property
     def recomputes(self) -> bool:
@@ -226,13 +231,18 @@ def _ranks(
     for host, devices in nodes_of(plan, options).items():
         require_host(host)
         where |= {d: (host, local) for local, d in enumerate(devices)}
+    degree = plan.workload.tensor_parallel
     planned = plan.cluster.devices.interfaces
     ranks: list[TrainerRank] = []
     for stage in range(len(plan.stage_layers)):
         for pipeline, path in enumerate(pipelines):
             d = path[stage]
             interface = options.interface or (planned[d] if planned else None) or None
-            ranks.append(TrainerRank(len(ranks), d, *where[d], interface, stage, pipeline))
+            host, local = where[d]
+            ranks += [
+                TrainerRank(len(ranks) + k, d, host, local * degree + k, interface, stage, pipeline)
+                for k in range(degree)
+            ]
     return tuple(ranks)
 
 

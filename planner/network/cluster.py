@@ -33,7 +33,11 @@ from planner.utils.validate import (
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
 """Names of network interfaces on Linux."""
-POSITIVE = ("flops", "peak_flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+POSITIVE = (
+    *("flops", "peak_flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"),
+    "gpu_link_bytes_per_s",
+)
+NONNEGATIVE = ("usd_per_hour", "gpu_link_latency_s")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +68,12 @@ class Devices:
     gpus
         Name in `planner.GPUS` of each device's GPU, or one for all; empty or None if unknown. Plans
         in formats that a named GPU does not support are refused.
+    machines
+        Machine of each device, empty for one of its own: the devices of a machine may share tensors
+        of a stage (`planner.tensor_parallel_workers`).
+    gpu_link_bytes_per_s, gpu_link_latency_s
+        Of each device to the others of its machine: bandwidth in one direction that collectives
+        attain, and latency of a collective.
     """
 
     flops: ArrayLike
@@ -79,6 +89,9 @@ class Devices:
     interfaces: Sequence[str] | None = None
     peak_flops: ArrayLike | None = None
     gpus: str | Sequence[str] | None = None
+    machines: Sequence[str] | None = None
+    gpu_link_bytes_per_s: ArrayLike | None = None
+    gpu_link_latency_s: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         # arrays are validated once the number of devices is known
@@ -185,15 +198,17 @@ class Devices:
             **self._site_fields(n),
             "interfaces": self._interfaces(n),
             "gpus": self._gpu_names(n),
+            "machines": self._machine_names(n),
         }
         for field in POSITIVE:
             changes[field] = self._positive(field, n)
         for field in ("can_compute", "can_aggregate"):
             changes[field] = self._flags(field, n)
-        price = self._array("usd_per_hour", n, np.float64)
-        if price is not None and not (np.isfinite(price) & (price >= 0)).all():
-            raise ValueError("devices.usd_per_hour must be >= 0 and finite; correct it")
-        return replace(self, usd_per_hour=price, **changes)
+        for field in NONNEGATIVE:
+            array = changes[field] = self._array(field, n, np.float64)
+            if array is not None and not (np.isfinite(array) & (array >= 0)).all():
+                raise ValueError(f"devices.{field} must be >= 0 and finite; correct it")
+        return replace(self, **changes)
 
     def _array(self, field: str, n: int, kind: Any) -> NDArray[Any] | None:
         value = getattr(self, field)
@@ -256,6 +271,16 @@ class Devices:
                     f"devices.gpus has {short_repr(name)}; it must be one of {', '.join(GPUS)}, "
                     "or empty"
                 )
+        return names if any(names) else None
+
+    def _machine_names(self, n: int) -> tuple[str, ...] | None:
+        if self.machines is None:
+            return None
+        names = tuple(str(name) for name in sequence("devices.machines", self.machines))
+        if len(names) != n:
+            raise ValueError(
+                f"devices.machines must name {n} machines, found {len(names)}; one a device"
+            )
         return names if any(names) else None
 
     def _site_fields(self, n: int) -> dict[str, Any]:

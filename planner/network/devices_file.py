@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
+from planner.network.gpus import (
+    COLLECTIVE_S,
+    DEFAULT_GPU,
+    GPUS,
+    LINK_UTILIZATION,
+    find_gpu,
+    unknown_gpu,
+)
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
@@ -55,6 +63,10 @@ class DeviceRow:
         Price of its GPU, if one is named and has a known price.
     gpu
         Name in the table of GPUs.
+    machine
+        Machine whose GPUs the devices are.
+    gpu_link_bytes_per_s, gpu_link_latency_s
+        Link of a GPU to the others of its machine.
     """
 
     name: str
@@ -73,7 +85,15 @@ class DeviceRow:
     interface: str | None = None
     gpu_usd_per_hour: float | None = None
     gpu: str | None = None
+    machine: str | None = None
+    gpu_link_bytes_per_s: float | None = None
+    gpu_link_latency_s: float | None = None
     line: int = 0
+
+    @property
+    def line_name(self) -> str | None:
+        """The site, or the machine, whose line its devices share; None for lines of their own."""
+        return self.site or self.machine
 
 
 def describes_all(path: str | Path) -> bool:
@@ -107,8 +127,10 @@ def load_devices(
         (of `planner.GPUS`), ``count``, ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s
         attained in training in ``dtype``), ``peak_tflops`` (of the data sheet, the basis of MFU),
         ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
-        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (network
-        interface on which the rank listens).
+        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour``, ``interface`` (network
+        interface on which the rank listens), ``machine`` (whose GPUs the devices are),
+        ``gpu_link_gbps`` and ``gpu_link_us`` (bandwidth that collectives attain between its GPUs,
+        and latency of a collective; by default of the GPU's model).
     network
         Measured between the named devices; unnamed devices are left out.
     default
@@ -254,6 +276,9 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "can_aggregate": ("can_aggregate", _flag),
     "usd_per_hour": ("usd_per_hour", _price),
     "interface": ("interface", _text),
+    "machine": ("machine", _text),
+    "gpu_link_gbps": ("gpu_link_bytes_per_s", _number(1e9 / 8)),
+    "gpu_link_us": ("gpu_link_latency_s", _number(1e-6)),
 }
 
 
@@ -275,21 +300,82 @@ def _cluster(
             row_of[name] = row
     row_of = {name: row_of[name] for name in network.ids if name in row_of}
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
+    rows = [row for name, row in row_of.items() for _ in range(counts[name] or 1)]
+    links = [_gpu_link(row, default) for row in rows]
     if all(count in (None, 1) for count in counts.values()):
         network = network.subset(list(row_of))
-        return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
-    if inside is None:
+    else:
+        network = _replicated(network, row_of, counts, inside)
+    network = _with_gpu_links(network, rows, links)
+    return Cluster(network, _devices(rows, network, default, usd_per_hour, links))
+
+
+def _replicated(
+    network: Network,
+    row_of: dict[str, DeviceRow],
+    counts: dict[str, int | None],
+    inside: Link | None,
+) -> Network:
+    """The network with several devices at a place."""
+    several = [name for name, count in counts.items() if (count or 1) > 1]
+    if inside is None and not all(row_of[name].machine for name in several):
         raise NetworkError(
             "count is given and the link between devices of one place is unknown; give its "
-            "latency and bandwidth with --intra-latency-ms and --intra-bandwidth-gbps"
+            "latency and bandwidth with --intra-latency-ms and --intra-bandwidth-gbps, or name "
+            "the machine whose GPUs they are"
         )
-    network = network.replicate(
+    # GPUs of a machine get their own links
+    link = inside or Link(0.0, 1.0)
+    return network.replicate(
         {name: count or 1 for name, count in counts.items()},
-        intra_latency_s=inside.latency_s,
-        intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+        intra_latency_s=link.latency_s,
+        intra_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
     )
-    repeated = [row for name, row in row_of.items() for _ in range(counts[name] or 1)]
-    return Cluster(network, _devices(repeated, network, default, usd_per_hour))
+
+
+def _gpu_link(row: DeviceRow, default: Devices) -> Link | None:
+    """The link of a row's GPUs within their machine, as stated or of the model; None without."""
+    if row.machine is None:
+        for column, value in (
+            ("gpu_link_gbps", row.gpu_link_bytes_per_s),
+            ("gpu_link_us", row.gpu_link_latency_s),
+        ):
+            if value is not None:
+                raise NetworkError(
+                    f"line {row.line}: {row.name!r} has {column}, the link to other GPUs of its "
+                    "machine, but no machine; name the machine"
+                )
+        return None
+    bandwidth = row.gpu_link_bytes_per_s
+    gpu = row.gpu or (default.gpus if row.flops is None else None)
+    if bandwidth is None and isinstance(gpu, str):
+        bandwidth = LINK_UTILIZATION * GPUS[gpu].link_bytes_per_s
+    if bandwidth is None:
+        raise NetworkError(
+            f"line {row.line}: {row.name!r} names a machine, and no GPU whose link is known; give "
+            "gpu, or gpu_link_gbps"
+        )
+    latency = row.gpu_link_latency_s
+    return Link(COLLECTIVE_S if latency is None else latency, bandwidth)
+
+
+def _with_gpu_links(
+    network: Network, rows: Sequence[DeviceRow], links: Sequence[Link | None]
+) -> Network:
+    """The network in which GPUs of one machine are connected by their links."""
+    if not any(links):
+        return network
+    machine = np.array([row.machine or "" for row in rows])
+    pairs = (machine[:, None] == machine[None, :]) & (machine != "")[:, None]
+    latency, bandwidth = (
+        np.array([0.0 if link is None else getattr(link, name) for link in links])
+        for name in ("latency_s", "bandwidth_bytes_per_s")
+    )
+    slower = np.minimum.outer(bandwidth, bandwidth)
+    return network.replace(
+        latency_s=np.where(pairs, np.maximum.outer(latency, latency), network.latency_s),
+        bandwidth_bytes_per_s=np.where(pairs, slower, network.bandwidth_bytes_per_s),
+    )
 
 
 def _places(row: DeviceRow, network: Network) -> list[str]:
@@ -312,7 +398,11 @@ def _places(row: DeviceRow, network: Network) -> list[str]:
 
 
 def _devices(
-    rows: list[DeviceRow], network: Network, default: Devices, usd_per_hour: float | None
+    rows: list[DeviceRow],
+    network: Network,
+    default: Devices,
+    usd_per_hour: float | None,
+    links: Sequence[Link | None],
 ) -> Devices:
     full = default.broadcast(len(rows))
     pairs = np.where(np.eye(len(rows), dtype=bool), 0.0, network.bandwidth_bytes_per_s)
@@ -331,27 +421,31 @@ def _devices(
             return None
         return column(field, fastest if stated is None else stated)
 
-    named = {row.site for row in rows if row.site}
+    named = {row.line_name for row in rows if row.line_name}
     sites = []
     for d, row in enumerate(rows):
         alone = f"device {d}"
         while alone in named:
             alone += "'"
-        sites.append(row.site or alone)
+        sites.append(row.line_name or alone)
+    gpu_links = [link or Link(0.0, 1.0) for link in links] if any(links) else None
     return Devices(
         column("flops", full.flops),
         column("memory_bytes", full.memory_bytes),
         limit("upload_bytes_per_s", widest.max(axis=1)),
         limit("download_bytes_per_s", widest.max(axis=0)),
-        sites=tuple(sites) if any(row.site for row in rows) else None,
-        site_upload_bytes_per_s=_of_sites(rows, "site_upload_bytes_per_s"),
-        site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s"),
+        sites=tuple(sites) if named else None,
+        site_upload_bytes_per_s=_of_sites(rows, "site_upload_bytes_per_s", widest),
+        site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s", widest.T),
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
         usd_per_hour=_prices(rows, full, usd_per_hour),
         interfaces=[row.interface or "" for row in rows],
         peak_flops=_peaks(rows, full),
         gpus=_gpus(rows, full),
+        machines=[row.machine or "" for row in rows],
+        gpu_link_bytes_per_s=gpu_links and [link.bandwidth_bytes_per_s for link in gpu_links],
+        gpu_link_latency_s=gpu_links and [link.latency_s for link in gpu_links],
     )
 
 
@@ -407,23 +501,35 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
     )
 
 
-def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:
-    """The limit of each site; rows of a site must not contradict each other."""
+def _of_sites(
+    rows: list[DeviceRow], field: str, rates: NDArray[np.float64]
+) -> dict[str, float] | None:
+    """The limit of each site; rows of a site must not contradict each other.
+
+    A machine's line without one carries what its fastest pair with other machines does.
+    """
     column = field.replace("bytes_per_s", "mbps")
     first: dict[str, DeviceRow] = {}
     for row in rows:
         value = getattr(row, field)
         if value is None:
             continue
-        if row.site is None:
+        if row.line_name is None:
             raise NetworkError(
                 f"line {row.line}: {row.name!r} has {column}, a limit of its site, but no site; "
                 "name the site"
             )
-        first_value = getattr(first.setdefault(row.site, row), field)
+        first_value = getattr(first.setdefault(row.line_name, row), field)
         if first_value != value:
             raise NetworkError(
-                f"line {row.line}: {column} of site {row.site!r} is {value / MBIT:g}, in line "
-                f"{first[row.site].line} {first_value / MBIT:g}; give one"
+                f"line {row.line}: {column} of site {row.line_name!r} is {value / MBIT:g}, in line "
+                f"{first[row.line_name].line} {first_value / MBIT:g}; give one"
             )
-    return {site: getattr(row, field) for site, row in first.items()} or None
+    limits = {site: float(getattr(row, field)) for site, row in first.items()}
+    names = np.array([row.line_name or "" for row in rows])
+    for row in rows:
+        if row.site is None and row.machine is not None and row.machine not in limits:
+            inside = names == row.machine
+            if not inside.all():
+                limits[row.machine] = float(rates[np.ix_(inside, ~inside)].max())
+    return limits or None

@@ -16,6 +16,11 @@ USABLE = 0.95
 """Usable part of a GPU's free memory: PyTorch's allocator rounds sizes up and leaves gaps."""
 CONTEXT_BYTES = 0.65e9
 """A process's CUDA context, measured on an H200 with CUDA 13."""
+LINK_UTILIZATION = 0.8
+"""Fraction of a data sheet's link bandwidth that collectives attain: about 360 of 450 GB/s for an
+all-gather of nccl-tests on eight H100 (github.com/NVIDIA/nccl-tests)."""
+COLLECTIVE_S = 20e-6
+"""Default latency of one collective among the GPUs of a machine."""
 GIB = 2.0**30
 
 
@@ -39,6 +44,8 @@ class Gpu:
         Source of `total_bytes`.
     has_bf16
         Whether the hardware multiplies matrices in bf16.
+    link, link_bytes_per_s
+        Link to the other GPUs of a machine, and its data sheet's bandwidth in one direction.
     usd_per_hour
         On-demand price per GPU on the AWS instance `price_source`; None if not offered.
     price_source
@@ -51,6 +58,8 @@ class Gpu:
     sold_gb: int
     source: str
     memory_source: str
+    link: str
+    link_bytes_per_s: float
     has_bf16: bool = True
     usd_per_hour: float | None = None
     price_source: str = ""
@@ -89,6 +98,8 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         int(row["sold_gb"]),
         row["source"],
         row["memory_source"],
+        row["link"],
+        float(row["link_gbps"]) * 1e9 / 8,
         row["has_bf16"] == "yes",
         float(price) if price else None,
         row["price_source"],

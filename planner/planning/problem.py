@@ -12,6 +12,7 @@ from planner.network.dtype import Dtype
 from planner.planning.averaging.hierarchical import has_hierarchy
 from planner.planning.calibrated import calibrated
 from planner.planning.request import Objective, PlanKind, PlanRequest, ShareRule
+from planner.planning.workers import tensor_parallel_workers
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of, seed_of
 from planner.training_plan.choices import Codec
@@ -26,8 +27,8 @@ class PlanningProblem:
     Attributes
     ----------
     cluster
-        Devices that can compute. For a joint search with a calibration they have their measured
-        FLOP/s.
+        Devices that can compute, or workers of several. For a joint search with a calibration they
+        have their measured FLOP/s.
     workload
         What to train, with the request's microbatches, boundary codec and state of the outer
         optimizer.
@@ -97,6 +98,9 @@ class PlanningProblem:
             workload = workload.without_outer_state()
         if request.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(request.boundary_codec)
+        if isinstance(request.tensor_parallel, str):
+            raise ProblemError("tensor_parallel is 'auto', which planner.plan resolves; give 1")
+        cluster, workload = tensor_parallel_workers(cluster, workload, request.tensor_parallel)
         if request.within is not None:
             _require_regions(cluster)
         _require_format(cluster, workload)

@@ -25,7 +25,7 @@ FULL_EVERY, MAX_FULL_EVERY = 10, 1000
 """Default and largest interval of full iterations (SkipPipe, 3.6)."""
 
 AUTO = "auto"
-"""Value of ``stages`` that tries every number of stages."""
+"""Value of ``stages`` that tries every number of stages, of ``tensor_parallel`` every degree."""
 EVEN = "even"
 """Value of ``stage_layers`` that gives every stage the same number of layers."""
 
@@ -122,7 +122,7 @@ def _full_every(name: str, value: Any) -> int:
     return every
 
 
-def _stages(name: str, value: Any) -> int | str:
+def _number_or_auto(name: str, value: Any) -> int | str:
     return AUTO if isinstance(value, str) and value == AUTO else int(_whole(1)(name, value))
 
 
@@ -166,7 +166,8 @@ def _recompute(name: str, value: Any) -> tuple[int, ...] | str:
 
 
 _RULES: dict[str, _Rule] = {
-    "stages": _optional(_stages),
+    "tensor_parallel": _number_or_auto,
+    "stages": _optional(_number_or_auto),
     "pipelines": _optional(_whole(1)),
     "stage_sizes": _optional(_stage_sizes),
     "stage_layers": _optional(_stage_layers),
@@ -229,6 +230,10 @@ class PlanRequest:
 
     Attributes
     ----------
+    tensor_parallel
+        GPUs of a machine that hold a stage together (`planner.tensor_parallel_workers`): 1 by
+        default, or ``"auto"`` to search every number that machines and model allow. The devices of
+        the plan are then such workers.
     stages
         Number of stages. In straight pipelines ``"auto"`` tries all numbers of stages that divide
         the devices, with all microbatch sizes, and returns the plan with the shortest step.
@@ -314,6 +319,7 @@ class PlanRequest:
         A value out of range, or fields that contradict each other.
     """
 
+    tensor_parallel: int | Literal["auto"] = 1
     stages: int | Literal["auto"] | None = None
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
@@ -366,6 +372,11 @@ class PlanRequest:
         for name, kinds in _KINDS.items():
             if name in changed and self.kind not in kinds:
                 raise ProblemError(self._misplaced(name, kinds))
+        if self.tensor_parallel != 1 and self.calibration is not None:
+            raise ProblemError(
+                f"tensor_parallel is {self.tensor_parallel} with a calibration, which was measured "
+                "on single GPUs; leave one of them out"
+            )
         self._validate_stages()
         self._validate_operations()
         self._validate_averaging()

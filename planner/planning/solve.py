@@ -20,7 +20,13 @@ from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.partial_paths.partial_path_plan import PlannedShape, partial_path_plan
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import OperationOrder, PlanKind, PlanRequest, RequestedWiring
+from planner.planning.request import (
+    AUTO,
+    OperationOrder,
+    PlanKind,
+    PlanRequest,
+    RequestedWiring,
+)
 from planner.planning.shape import Shape, shape_of
 from planner.planning.step_bound import StepBound, step_bound
 from planner.planning.straight.local_sgd_placement import place_for_local_sgd
@@ -37,7 +43,9 @@ from planner.planning.straight.placement import (
     reason_when_slower,
 )
 from planner.planning.straight.plan_aware_stop import PlanAwareStop
+from planner.planning.tensor_parallel_search import plan_for_best_degree
 from planner.problems import ProblemError
+from planner.problems.quantities import instance_of
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
@@ -99,6 +107,8 @@ def plan(
         - partial paths: for every placement with these stage sizes and layers; None with a
           calibration.
 
+        With tensor parallelism all of this is about workers of as many GPUs as the plan's.
+
     Raises
     ------
     ProblemError
@@ -106,7 +116,11 @@ def plan(
     NetworkError
         A pair of devices without measurement.
     """
-    problem = PlanningProblem.of(cluster, workload, request, seed, fields)
+    request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
+    request = request.replace(**fields)
+    if request.tensor_parallel == AUTO:
+        return plan_for_best_degree(cluster, workload, request, stop, seed, plan)
+    problem = PlanningProblem.of(cluster, workload, request, seed, {})
     if problem.request.kind is PlanKind.JOINT:
         return _plan_jointly(problem, stop)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:

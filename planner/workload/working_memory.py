@@ -20,6 +20,9 @@ EMBEDDING_COPIES = 5
 """Copies of a microbatch's activations in fp32 during the backward pass of the embedding."""
 HEAD_COPIES = 2
 """Copies of a microbatch's activations: input of the head, and its norm."""
+GATHERED_COPIES = 2
+"""Copies of a microbatch's activations on each GPU of a worker, beside its part: the gathered input
+of a matrix product, and its gradient before it is scattered."""
 MESSAGES = 4
 """Messages on a device beside those of its operations: two arriving, two leaving."""
 
@@ -64,11 +67,17 @@ class WorkingMemory:
         logits = samples * arch.head_tokens(samples) * arch.vocabulary
         # a window's mask is one tensor for all layers and microbatches
         mask = saved_bytes * arch.sequence**2 if arch.window and arch.window < arch.sequence else 0
+        # the GPUs of a worker split matrices and logits, but each gathers activations
+        degree, hidden = workload.tensor_parallel, tokens * arch.hidden
+        gathered = (degree - 1) * GATHERED_COPIES * saved_bytes * hidden
+        mask *= degree
         return cls(
-            layer=saved_bytes * (tokens * _gradient_elements(arch) + _largest_matrix(arch)) + mask,
-            embedding=FP32_BYTES * (table + EMBEDDING_COPIES * tokens * arch.hidden) + mask,
+            layer=saved_bytes * (tokens * _gradient_elements(arch) + _largest_matrix(arch))
+            + gathered
+            + mask,
+            embedding=FP32_BYTES * (table + degree * EMBEDDING_COPIES * hidden) + mask,
             head=max(LOGIT_COPIES * FP32_BYTES * logits, saved_bytes * (logits + table))
-            + HEAD_COPIES * saved_bytes * tokens * arch.hidden
+            + degree * HEAD_COPIES * saved_bytes * hidden
             + mask,
             messages=MESSAGES * samples * max(x.output_bytes for x in workload.layers),
             rounded_bytes=float(

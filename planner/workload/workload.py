@@ -69,6 +69,8 @@ class Workload:
     precision
         Formats of compute, messages and state. The bytes above are in these formats; `transformer`
         and the presets ensure it.
+    tensor_parallel
+        GPUs that hold a stage together (see `planner.tensor_parallel_workers`).
 
     Raises
     ------
@@ -90,6 +92,7 @@ class Workload:
     boundary_ratio: float = 1.0
     tied_parameters: int = 0
     precision: Precision = field(default_factory=Precision)
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -118,6 +121,8 @@ class Workload:
         codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
         object.__setattr__(self, "boundary_codec", codec)
         instance_of(Precision, self.precision, "precision")
+        degree = count("tensor_parallel", self.tensor_parallel)
+        object.__setattr__(self, "tensor_parallel", degree)
         plain = self.precision.messages.bytes / self.precision.compute.bytes
         ratio = real("boundary_ratio", self.boundary_ratio, 0)
         if ratio == 0 or (ratio != plain and codec is BoundaryCodec.NONE):
@@ -492,6 +497,8 @@ class Workload:
             data["architecture"] = self.architecture.to_dict()
         if self.tied_parameters == 0:
             del data["tied_parameters"]
+        if self.tensor_parallel == 1:
+            del data["tensor_parallel"]
         if self.boundary_codec is BoundaryCodec.NONE:
             del data["boundary_codec"]
             if self.boundary_ratio == 1.0:

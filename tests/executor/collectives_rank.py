@@ -56,8 +56,8 @@ def pretend(machines: list[str], *, hangs: bool) -> None:
 
     setattr(device_collectives, "gpu_location", location_of)  # noqa: B010
     if hangs:
-        usual = device_collectives._process_group
-        setattr(device_collectives, "_process_group", lambda *how: Hanging(usual(*how)))  # noqa: B010
+        usual = device_collectives.make_process_group
+        setattr(device_collectives, "make_process_group", lambda *how: Hanging(usual(*how)))  # noqa: B010
 
 
 if __name__ == "__main__":

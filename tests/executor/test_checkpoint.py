@@ -18,7 +18,6 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint import checkpoint  # noqa: E402
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
     CheckpointManager,
     require_fresh_folder,
@@ -322,9 +321,7 @@ def test_a_checkpoint_beside_training_holds_the_state_after_its_step(tmp_path: P
     """Though training goes on while it is written; it is complete a quarter of the steps later."""
     ranks, made = rank()
     written: list[int] = []
-    manager = CheckpointManager(
-        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
-    )
+    manager = CheckpointManager(tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True)
     expected = {name: value.clone() for name, value in made.state_dict().items()}
     complete_after = {}
     for step in range(7, 12):
@@ -343,9 +340,7 @@ def test_a_checkpoint_beside_training_holds_the_state_after_its_step(tmp_path: P
 def test_a_checkpoint_beside_training_is_complete_at_the_end(tmp_path: Path) -> None:
     ranks, made = rank()
     written: list[int] = []
-    manager = CheckpointManager(
-        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
-    )
+    manager = CheckpointManager(tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True)
     manager.after_step(7)
     manager.finish()
     manager.finish()
@@ -359,17 +354,14 @@ def test_a_checkpoint_that_is_given_up_is_not_written_on(
     ranks, made = rank()
     written: list[int] = []
     begun = threading.Event()
-    write_tensors = checkpoint.write_tensors
 
     def write_slowly(*args: Any, cancelled: threading.Event) -> str:
         begun.set()
         assert cancelled.wait(60)
         return write_tensors(*args, cancelled=cancelled)
 
-    manager = CheckpointManager(
-        tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True
-    )
-    monkeypatch.setattr(checkpoint, "write_tensors", write_slowly)
+    manager = CheckpointManager(tmp_path, 8, PLAN, ranks, made, ADAMW, written.append, beside=True)
+    monkeypatch.setattr("planner.executor.checkpoint.checkpoint.write_tensors", write_slowly)
     manager.after_step(7)
     assert begun.wait(60)
     manager = manager.for_plan(PLAN, made)

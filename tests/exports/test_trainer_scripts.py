@@ -18,6 +18,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.simulator.simulator import predict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.tensor_parallel import with_tensor_parallel
 from tests.conftest import make_plan, random_network, tiny_workload
 
 GRID = [[0, 5, 2], [3, 1, 4]]
@@ -266,3 +267,39 @@ def test_valid_ports_and_yaml_floats(plan: TrainingPlan) -> None:
     assert export_plan(plan_for(plan, "torchft"), "torchft", hosts=HOSTS, port=65533)
     text = written(export_plan(plan.replace(clip=1e-5), "nemo", hosts=HOSTS), "plan.yaml")
     assert "max_norm: 1.0e-05\n" in text and "rms_norm_eps: 1.0e-05\n" in text
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "megatron", "nemo"])
+def test_workers_have_a_process_per_gpu(to: str, tmp_path: Path) -> None:
+    """Consecutive ranks on consecutive GPUs of a host, the innermost dimension of the mesh."""
+    workload = with_tensor_parallel(tiny_workload("llama"), 2)
+    plan = make_plan(GRID, workload=workload)
+    script = export_plan(plan, to, hosts=HOSTS)
+    places: dict[int, tuple[str, int]] = {}
+    for host in ("red", "blue"):
+        assert start(script, host, tmp_path).returncode == 0
+        for path in tmp_path.glob("seen.*"):
+            env, _ = json.loads(path.read_text())
+            path.unlink()
+            assert env["WORLD_SIZE"] == "12"
+            places[int(env["RANK"])] = host, int(env["LOCAL_RANK"])
+    local = {d: k for row in GRID for k, d in enumerate(sorted(row))}
+    for stage in range(3):
+        for pipeline, host in enumerate(("red", "blue")):
+            first = 2 * (2 * stage + pipeline)
+            gpu = 2 * local[GRID[pipeline][stage]]
+            assert [places[first], places[first + 1]] == [(host, gpu), (host, gpu + 1)]
+    assert len(places) == 12
+
+
+def test_degrees_of_tensor_parallelism() -> None:
+    workload = with_tensor_parallel(tiny_workload("llama"), 2)
+    plan = make_plan(GRID, workload=workload)
+    titan = options_of(export_plan(plan, "torchtitan"))
+    assert titan["parallelism.tensor_parallel_degree"] == ["2"]
+    megatron = options_of(export_plan(plan, "megatron"))
+    assert megatron["tensor-model-parallel-size"] == ["2"] and "sequence-parallel" in megatron
+    yaml = written(export_plan(plan, "nemo"), "plan.yaml")
+    assert "  tp_size: 2\n  sequence_parallel: true\n" in yaml
+    with pytest.raises(ExportError, match="devices of 2 GPUs; plan with --tensor-parallel 1"):
+        export_plan(plan.replace(sync=DILOCO), "torchft")

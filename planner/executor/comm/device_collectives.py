@@ -168,7 +168,7 @@ def open_collectives(
     for number, members in enumerate(members_of):
         if ranks.rank in members:
             prefixed = PrefixStore(f"collectives/{number}", store)
-            groups[members] = _process_group(
+            groups[members] = make_process_group(
                 library, prefixed, members.index(ranks.rank), len(members)
             )
     UNDESTROYED_GROUPS.extend(groups.values())
@@ -203,7 +203,8 @@ def share_machine(locations: list[list[str] | None]) -> bool:
     return apart and len({machine_id for machine_id, _ in known}) == 1
 
 
-def _process_group(library: CollectiveLibrary, store: Store, rank: int, size: int) -> Any:
+def make_process_group(library: CollectiveLibrary, store: Store, rank: int, size: int) -> Any:
+    """A process group of PyTorch on this machine."""
     # backends are imported here: builds without one lack its class; members are on one machine
     if library is CollectiveLibrary.GLOO:
         from torch.distributed.distributed_c10d import ProcessGroupGloo

@@ -46,6 +46,11 @@ CONFLICTS = {
     "direct": ("elastic", "rebalance"),
 }
 """Options that exclude each other."""
+WITHOUT_TENSOR_PARALLEL = (
+    *("elastic", "rebalance", "own_pace", "direct", "compile", "calibrate"),
+    *("eval_data", "weights", "export"),
+)
+"""Options refused where devices have several GPUs."""
 NEEDS_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
     *("direct", "compile"),
@@ -258,10 +263,34 @@ class RunConfig:
             require_movable(plan, self.rebalance)
         if self.elastic:
             require_elastic(plan, None if self.checkpoint is None else self.every)
+        if plan.workload.tensor_parallel > 1 and not self.impose:
+            self._validate_for_workers(plan)
         if self.direct is not None and plan.wiring is Wiring.STOCHASTIC:
             raise Refusal(
                 "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
             )
+
+    def _validate_for_workers(self, plan: TrainingPlan) -> None:
+        """Raise `Refusal` for what devices of several GPUs do not support."""
+        degree = plan.workload.tensor_parallel
+        for name in WITHOUT_TENSOR_PARALLEL:
+            if self._is_set(name):
+                raise Refusal(
+                    f"{flag(name)}: is not supported with devices of {degree} GPUs (tensor "
+                    "parallelism); leave it out, or plan with --tensor-parallel 1"
+                )
+        features = {
+            "fp16": plan.workload.precision.scales_loss,
+            "averaging every H steps": plan.sync.local_steps,
+            "wiring 'stochastic'": plan.wiring is Wiring.STOCHASTIC,
+            "a head on the first stage": plan.head_stage < len(plan.stage_layers) - 1,
+        }
+        for feature, applies in features.items():
+            if applies:
+                raise Refusal(
+                    f"{plan.workload.name}: devices of {degree} GPUs (tensor parallelism) do not "
+                    f"run {feature}; plan without it, or with --tensor-parallel 1"
+                )
 
     def validate_files(self) -> None:
         """Refuse outputs that would overwrite other files."""

@@ -23,7 +23,10 @@ from planner.executor.comm.device_collectives import (
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
+from planner.executor.fault_tolerance.shutdown import FAILED
 from planner.executor.launch.arguments import load_secret
+from planner.executor.launch.gpu_processes import GpuProcesses
+from planner.executor.launch.process import exit_now
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.file_digest import require_same_files
 from planner.executor.rendezvous.rank_assignment import environment_number
@@ -32,7 +35,14 @@ from planner.executor.rendezvous.rendezvous import WAIT_S, heartbeat_timeout_s, 
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
 from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
-from planner.executor.runtime.memory import MemoryNeed, memory_claims, memory_need, require_memory
+from planner.executor.runtime.memory import (
+    SUM_BYTES,
+    MemoryNeed,
+    memory_claims,
+    memory_need,
+    require_memory,
+    vector_numel,
+)
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
@@ -42,6 +52,8 @@ from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, make_router
+from planner.executor.tensor_parallel.gpu_group import GpuGroup
+from planner.executor.tensor_parallel.gpu_stage import LeaderStage
 from planner.executor.transport.store import STARTED_KEY, StoreAddress
 from planner.huggingface.export import Export
 from planner.huggingface.weights import load_weights, weight_digests
@@ -78,6 +90,8 @@ class RunState:
         Exports the model after the last step; None without ``--export``.
     collectives
         Collectives between GPUs; None without ``--direct``.
+    gpu_processes
+        Processes of this rank's other GPUs; None if it has one.
     """
 
     config: RunConfig
@@ -95,6 +109,7 @@ class RunState:
     checkpoints: CheckpointManager | None = None
     export: Export | None = None
     collectives: DeviceCollectives | None = None
+    gpu_processes: GpuProcesses | None = None
 
     @property
     def compiled(self) -> bool:
@@ -105,6 +120,8 @@ class RunState:
 
     def make_model_stage(self, plan: TrainingPlan, *, with_weights: bool = True) -> ModelStage:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
+        if plan.workload.tensor_parallel > 1:
+            return self._make_leader_stage(plan)
         weights = self.config.weights if with_weights and self.config.resume is None else None
         return ModelStage(
             plan,
@@ -117,8 +134,40 @@ class RunState:
             compiled=self.compiled,
         )
 
+    def _make_leader_stage(self, plan: TrainingPlan) -> LeaderStage:
+        """Start the processes of this rank's other GPUs, and create the stage that leads them."""
+        rank, size = self.ranks.rank, plan.workload.tensor_parallel
+        detector = self.ranks.detector
+
+        def fail(reason: str) -> None:
+            assert detector is not None
+            name = self.ranks.name(rank)
+            exit_now(detector.exit_for_own_error(f"device {name!r}: {reason}", FAILED))
+
+        numel = round(vector_numel(plan, plan.stage_of[rank]))
+        arguments = self.config.to_arguments()
+        self.gpu_processes = GpuProcesses(arguments, rank, size, SUM_BYTES * numel, fail)
+        # after the processes have started: it waits for them
+        group = GpuGroup(self.gpu_processes.store_file, 0, size, self.device)
+        return LeaderStage(
+            plan,
+            rank,
+            self.device,
+            self.optimizer,
+            self.data,
+            group,
+            self.gpu_processes.exchange_file,
+        )
+
+    def stop_gpu_processes(self) -> None:
+        """End the processes of this rank's other GPUs, if it has several."""
+        if self.gpu_processes is not None:
+            assert isinstance(self.model_stage, LeaderStage)
+            self.model_stage.stop()
+            self.gpu_processes.stop()
+
     def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
-        """Peak memory of a rank in a plan."""
+        """Peak memory of a rank in a plan, on its GPU or in the memory where it computes."""
         return memory_need(
             plan,
             rank,
@@ -184,7 +233,8 @@ def set_up(
     optimizer, data = config.optimizer_config(), config.training_data()
     eval_data = config.evaluation_data()
     secret = load_secret(config.bind, config.secret_file)
-    _start_gpu(config.device)
+    size = plan.workload.tensor_parallel
+    _start_gpu(config.device, size)
     ranks = rendezvous(
         plan,
         config.devices,
@@ -197,7 +247,7 @@ def set_up(
         secret=secret,
     )
     # only now, so that the other ranks are notified of a refusal
-    device = _torch_device(config.device)
+    device = torch_device(config.device, 0, size)
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)
     state = RunState(config, ranks, device, simulation, optimizer, data, progress)
@@ -332,12 +382,12 @@ def _can_write_beside(state: RunState) -> bool:
     return set(types) <= {"cuda", "none"}
 
 
-def _start_gpu(choice: str) -> None:
+def _start_gpu(choice: str, gpus_per_rank: int) -> None:
     """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
         # autograd's thread has no context yet; cuBLAS creates one there and warns, harmlessly
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-        torch.zeros(1, device=_torch_device(choice))
+        torch.zeros(1, device=torch_device(choice, 0, gpus_per_rank))
 
 
 def _can_compile() -> bool:
@@ -346,10 +396,12 @@ def _can_compile() -> bool:
     return importlib.util.find_spec("triton") is not None and any(found)
 
 
-def _torch_device(choice: str) -> torch.device:
+def torch_device(choice: str, gpu: int, gpus_per_rank: int) -> torch.device:
+    """Where the process of a rank's GPU computes."""
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise Refusal("--device cuda: this machine has no usable GPU; use cpu")
     # several ranks may share a GPU: messages use host memory
-    return torch.device("cuda", environment_number("LOCAL_RANK", 0) % torch.cuda.device_count())
+    number = environment_number("LOCAL_RANK", 0) * gpus_per_rank + gpu
+    return torch.device("cuda", number % torch.cuda.device_count())

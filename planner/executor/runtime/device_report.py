@@ -19,14 +19,18 @@ from planner.training_plan.model import TrainingPlan
 
 
 def peak_flops(plan: TrainingPlan, ranks: RankGroup, device: torch.device) -> float | None:
-    """Total peak of all GPUs of a run, each counted once; a collective call."""
+    """Total peak of all GPUs of a run, each counted once; a collective call.
+
+    The GPUs of a worker are like its first one.
+    """
     report = gpu_identity(device) if device.type == "cuda" else ("", "")
     reports = [json.loads(text) for text in ranks.all_gather("gpu", json.dumps(report))]
     names = {gpu: name for rank, (name, gpu) in enumerate(reports) if rank in plan.stage_of}
     if not all(name in CALLED for name in names.values()):
         return None
     dtype = plan.workload.precision.compute
-    return sum(GPUS[CALLED[name]].peak(dtype) for name in names.values())
+    per_rank = plan.workload.tensor_parallel
+    return per_rank * sum(GPUS[CALLED[name]].peak(dtype) for name in names.values())
 
 
 def device_reports(

@@ -77,8 +77,7 @@ def memory_need(
 ) -> MemoryNeed:
     """Peak memory of a rank."""
     w, stage = plan.workload, plan.averaged_stage(rank)
-    gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
-    vector = gradient / w.precision.gradients.bytes * SUM_BYTES
+    vector = vector_numel(plan, stage) * SUM_BYTES
     parts = (averaging,) if other is None else (averaging, other)
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
@@ -102,6 +101,10 @@ def memory_need(
         "the largest operation": costs.scratch_bytes,
     }
     extra_bytes: dict[str, float] = {}
+    if w.tensor_parallel > 1 and on_gpu:
+        stage_bytes = {purpose: size / w.tensor_parallel for purpose, size in stage_bytes.items()}
+    elif w.tensor_parallel > 1:
+        extra_bytes["the vector that GPUs exchange"] = vector
     if plan.sync.local_steps:
         copies = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: a snapshot of parameters, and a second gradient vector
@@ -127,6 +130,13 @@ def memory_need(
     extra_bytes["averaging"] = buffers
     extra_bytes["messages"] = max(in_flight + queued - MESSAGES, 0) * message
     return MemoryNeed(stage_bytes, extra_bytes)
+
+
+def vector_numel(plan: TrainingPlan, stage: int) -> float:
+    """Number of gradients of a stage."""
+    w = plan.workload
+    gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+    return gradient / w.precision.gradients.bytes
 
 
 def _power_of_two(size: float) -> float:

@@ -104,10 +104,11 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, _ = x.shape
+        projected = self.qkv(x)
+        batch, tokens, _ = projected.shape
         widths = [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = (
-            part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
+            part.view(batch, tokens, -1, self.size) for part in projected.split(widths, dim=-1)
         )
         if self.norm_q is not None and self.norm_k is not None:
             # copies, or the norms would save the whole projection
@@ -141,12 +142,13 @@ class FeedForward(nn.Module):
         if self.gate is None:
             inner = F.gelu(up, approximate="tanh")
         else:
-            inner = recomputed(_swish, self.gate(x), up)
+            inner = recomputed(swish, self.gate(x), up)
         result: Tensor = self.down(inner)
         return result
 
 
-def _swish(gate: Tensor, up: Tensor) -> Tensor:
+def swish(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU's product."""
     return F.silu(gate) * up
 
 
@@ -214,8 +216,8 @@ def build_stage(
     arch: Architecture, start: int, stop: int, seed: int, device: torch.device = CPU
 ) -> Stage:
     """Layers ``start`` to ``stop - 1``, with weights that depend on the seed alone."""
-    stem = _seeded(lambda: Stem(arch), arch, seed, 0, device) if start == 0 else None
-    layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k, device) for k in range(start, stop)]
+    stem = seeded(lambda: Stem(arch), arch, seed, 0, device) if start == 0 else None
+    layers = [seeded(lambda: Layer(arch), arch, seed, 1 + k, device) for k in range(start, stop)]
     return Stage(stem, layers)
 
 
@@ -223,14 +225,14 @@ def build_head(
     arch: Architecture, seed: int, stem: Stem | None = None, device: torch.device = CPU
 ) -> Head:
     """The head, with weights that depend on the seed alone."""
-    head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers, device)
+    head = seeded(lambda: Head(arch), arch, seed, 1 + arch.layers, device)
     if arch.tied:
-        first_stem = _seeded(lambda: Stem(arch), arch, seed, 0, device) if stem is None else stem
+        first_stem = seeded(lambda: Stem(arch), arch, seed, 0, device) if stem is None else stem
         head.project.weight = first_stem.tokens.weight
     return head
 
 
-def _seeded(
+def seeded(
     make: Callable[[], ModuleT],
     arch: Architecture,
     seed: int,
@@ -239,23 +241,23 @@ def _seeded(
 ) -> ModuleT:
     """Build a module on a device from its own random stream, independent of other modules.
 
-    Values are drawn on the CPU, one parameter at a time, so that they are the same on all types of
-    device, and the model never lies in host memory.
+    Values are drawn on the CPU, so that they are the same on all types of device; only this module
+    lies in host memory.
     """
-    with torch.device("meta"):
-        module = make()
     if device.type == "meta":
-        return module
-    module.to_empty(device=device)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
-    with torch.no_grad():
+        with device:
+            return make()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 1_000_003 + place)
+        module = make()
         for name, parameter in module.named_parameters():
             if parameter.dim() < 2:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-                continue
+                continue  # norms and biases keep their ones and zeros
             # residual branches are scaled down with depth (Radford et al. 2019)
             branch = name.endswith(("out.weight", "down.weight"))
             std = INIT_STD / math.sqrt(2 * arch.layers) if branch else INIT_STD
-            drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
-            parameter.copy_(drawn)
-    return module
+            nn.init.normal_(parameter, std=std)
+        for part in module.modules():
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return module.to(device)

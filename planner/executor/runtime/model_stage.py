@@ -47,6 +47,8 @@ class ModelStage:
         Backend of the device; None to create it.
     compiled
         Whether layers and head are compiled.
+    module
+        The module; None to build it.
     """
 
     def __init__(
@@ -61,12 +63,13 @@ class ModelStage:
         count_microbatches: bool = False,
         backend: DeviceBackend | None = None,
         compiled: bool = False,
+        module: StageModule | None = None,
     ) -> None:
         # first, since it selects the GPU
         self.device, self.backend = device, backend or make_backend(device)
-        module = self.module = StageModule(
-            plan, rank, device, load_weights=load_weights, compiled=compiled
-        )
+        if module is None:
+            module = StageModule(plan, rank, device, load_weights=load_weights, compiled=compiled)
+        self.module = module
         w = plan.workload
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
         reads_data = module.stage.stem is not None or module.head is not None

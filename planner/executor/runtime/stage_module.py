@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.runtime.activation_codec import require_planned_sizes
-from planner.executor.runtime.model import EMBEDDING, PROJECTION, Head, build_head, build_stage
+from planner.executor.runtime.model import (
+    EMBEDDING,
+    PROJECTION,
+    Head,
+    Stage,
+    build_head,
+    build_stage,
+)
 from planner.executor.runtime.precision import TORCH_DTYPES, LowPrecisionModule, set_precision
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -92,10 +99,10 @@ class StageModule(nn.Module):
         set_precision(plan, device)
         self.dtype = TORCH_DTYPES[plan.workload.precision.compute]
         layers = plan.stage_layers[plan.stage_of[rank]]
-        self.stage = build_stage(arch, *layers, plan.seed, device)
+        self.stage = self._build_stage(*layers, plan.seed, device)
         self.head: Head | None = None
         if has_head(plan, rank):
-            self.head = build_head(arch, plan.seed, self.stage.stem, device)
+            self.head = self._build_head(plan.seed, device)
         if load_weights is not None:
             load_weights(arch, *layers, dict(self.named_parameters()))
         # gradients are views of one vector, so that averaging needs no copy
@@ -107,6 +114,12 @@ class StageModule(nn.Module):
         )
         for part in self._low_precision_parts if compiled else ():
             part.compile()
+
+    def _build_stage(self, start: int, stop: int, seed: int, device: torch.device) -> Stage:
+        return build_stage(self._arch, start, stop, seed, device)
+
+    def _build_head(self, seed: int, device: torch.device) -> Head:
+        return build_head(self._arch, seed, self.stage.stem, device)
 
     @property
     def weights(self) -> list[Tensor]:

@@ -74,23 +74,24 @@ class StageOperations:
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B; returns activations or their gradient as a message."""
         decoded = None if received is None else self.decode_message(kind, received)
+        return self.encode_message(kind, self.run_decoded(kind, microbatch, decoded))
+
+    def run_decoded(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Run F, H or B with decoded activations or their gradient, and return such."""
+        run = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
         if not self._counts_memory:
-            return self._run_and_encode(kind, microbatch, decoded)
+            return run(microbatch, received)
         with self.saved_tensors.track(self.module.weights):
-            output = self._run_and_encode(kind, microbatch, decoded)
+            output = run(microbatch, received)
         in_flight = [
             t for activations in self._activations.values() for t in activations if t is not None
         ]
         self.saved_tensors.update([*in_flight, *self._head_gradients.values()])
         return output
 
-    def _run_and_encode(self, kind: str, microbatch: int, decoded: Tensor | None) -> Tensor:
-        if kind == "F":
-            return self.activation_codec.encode_message(
-                self._forward(microbatch, decoded), gradient=False
-            )
-        output = (self._run_head if kind == "H" else self._backward)(microbatch, decoded)
-        return self.activation_codec.encode_message(output, gradient=True)
+    def encode_message(self, kind: str, output: Tensor) -> Tensor:
+        """Encode the output of an operation."""
+        return self.activation_codec.encode_message(output, gradient=kind != "F")
 
     def decode_message(self, kind: str, message: Tensor) -> Tensor:
         """Decode the message that an operation needs."""

@@ -1,0 +1,187 @@
+"""The GPUs of a worker: collectives between them, differentiable where a layer needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
+
+from planner.executor.comm.device_collectives import CollectiveLibrary, make_process_group
+
+TOKENS = 1
+"""Dimension of tokens in activations ``[samples, tokens, hidden]``."""
+
+
+class GpuGroup:
+    """The GPUs of a worker, from the view of one of them; the first leads.
+
+    Activations are exchanged on the GPUs (NCCL) or, on CPUs, in host memory (gloo); commands and
+    gradients always in host memory.
+
+    Parameters
+    ----------
+    store_file
+        File through which the processes of the worker find each other.
+    index, size
+        Of this GPU, and the number of GPUs.
+    device
+        Where this process computes.
+    """
+
+    def __init__(self, store_file: Path, index: int, size: int, device: torch.device) -> None:
+        self.index, self.size = index, size
+        store = FileStore(str(store_file), size)
+        gloo, nccl = CollectiveLibrary.GLOO, CollectiveLibrary.NCCL
+        self._host = make_process_group(gloo, PrefixStore("host", store), index, size)
+        self._device = self._host
+        if device.type == "cuda":
+            self._device = make_process_group(nccl, PrefixStore("device", store), index, size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the rank of the plan's device."""
+        return self.index == 0
+
+    def send_command(self, numbers: Sequence[int]) -> None:
+        """Send a command from the leader to the other GPUs."""
+        self._host.broadcast(torch.tensor(numbers, dtype=torch.int64), 0).wait()
+
+    def receive_command(self, length: int) -> list[int]:
+        """Receive a command of the leader."""
+        numbers = torch.zeros(length, dtype=torch.int64)
+        self._host.broadcast(numbers, 0).wait()
+        return numbers.tolist()
+
+    def barrier(self) -> None:
+        """Wait until all GPUs have called this."""
+        self._host.allreduce([torch.zeros(1)]).wait()
+
+    def sum_on_host(self, tensor: Tensor) -> None:
+        """Replace a tensor in host memory by the sum over all GPUs."""
+        self._host.allreduce([tensor]).wait()
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
+        """The tensor, replaced by its sum (or maximum) over all GPUs."""
+        options = AllreduceOptions()
+        options.reduceOp = op
+        self._device.allreduce([tensor], options).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all GPUs."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._device.allgather([parts], [tensor.contiguous()]).wait()
+        return parts
+
+    def gather_tokens(self, part: Tensor) -> Tensor:
+        """Activations of all tokens, from those of each GPU's tokens."""
+        return torch.cat(self.all_gather(part), TOKENS)
+
+    def gathered_linear(self, part: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+        """Outputs of linear layers for all tokens, from this GPU's; differentiable.
+
+        The gathered input is not kept for the backward pass, which gathers it again.
+        """
+        parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+        outputs: tuple[Tensor, ...] = _GatheredLinear.apply(  # type: ignore[no-untyped-call]
+            self, part, *parameters
+        )
+        return outputs
+
+    def scatter_sum(self, partial: Tensor) -> Tensor:
+        """This GPU's tokens of the sum over all GPUs; differentiable."""
+        part: Tensor = _ScatterSum.apply(self, partial)  # type: ignore[no-untyped-call]
+        return part
+
+    def tokens_of(self, whole: Tensor) -> Tensor:
+        """This GPU's tokens."""
+        count = whole.shape[TOKENS] // self.size
+        return whole.narrow(TOKENS, self.index * count, count)
+
+    def broadcast_tokens(self, whole: Tensor) -> Tensor:
+        """This GPU's tokens of the leader's activations; others give a tensor of that shape."""
+        self._device.broadcast(whole, 0).wait()
+        return self.tokens_of(whole).clone()
+
+    def sum_tokens(self, whole: Tensor) -> Tensor:
+        """This GPU's tokens of the sum of all GPUs' activations."""
+        return self.tokens_of(self.all_reduce(whole.contiguous().clone())).contiguous()
+
+
+class _GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: GpuGroup, part: Tensor, *parameters: Any) -> tuple[Tensor, ...]:
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.group, ctx.has_bias = group, [bias is not None for bias in biases]
+        ctx.save_for_backward(part, *weights)
+        inputs = group.gather_tokens(part)
+        return tuple(F.linear(inputs, w, b) for w, b in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        part, *weights = ctx.saved_tensors
+        inputs = ctx.group.gather_tokens(part).flatten(0, 1)
+        of_parameters: list[Tensor | None] = []
+        of_inputs = None
+        for gradient, weight, has_bias in zip(gradients, weights, ctx.has_bias, strict=True):
+            rows = gradient.flatten(0, 1)
+            of_parameters += [rows.t() @ inputs, rows.sum(0) if has_bias else None]
+            product = gradient @ weight
+            of_inputs = product if of_inputs is None else of_inputs.add_(product)
+        assert of_inputs is not None
+        return None, ctx.group.sum_tokens(of_inputs), *of_parameters
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: GpuGroup, partial: Tensor) -> Tensor:
+        ctx.group = group
+        return group.sum_tokens(partial)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.group.gather_tokens(gradient)
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: GpuGroup, logits: Tensor, targets: Tensor, first: int) -> Tensor:
+        largest = group.all_reduce(logits.max(dim=1).values, ReduceOp.MAX)
+        exponentials = torch.exp(logits - largest[:, None])
+        total = group.all_reduce(exponentials.sum(dim=1))
+        own = (targets >= first) & (targets < first + logits.shape[1])
+        column = torch.where(own, targets - first, 0)
+        chosen = torch.where(own, logits.gather(1, column[:, None])[:, 0], 0.0)
+        chosen = group.all_reduce(chosen)
+        ctx.save_for_backward(exponentials.div_(total[:, None]), own, column)
+        return (largest + torch.log(total) - chosen).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+        probabilities, own, column = ctx.saved_tensors
+        rows = torch.arange(len(column), device=column.device)
+        result = probabilities.clone()
+        result[rows, column] -= own.to(result.dtype)
+        return None, result * gradient, None, None
+
+
+def vocabulary_loss(group: GpuGroup, logits: Tensor, targets: Tensor, first: int) -> Tensor:
+    """Cross-entropy, summed over tokens, where each GPU has the logits of some of the words.
+
+    Parameters
+    ----------
+    logits
+        ``[tokens, words]`` of this GPU's words.
+    first
+        The first of them.
+    """
+    loss: Tensor = _VocabularyLoss.apply(  # type: ignore[no-untyped-call]
+        group, logits, targets, first
+    )
+    return loss

@@ -1,0 +1,372 @@
+"""One GPU's part of a device's stage, and how the leader's commands reach the other GPUs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.comm.gradient_buffer import GradientBuffer
+from planner.executor.data.data_config import DataConfig
+from planner.executor.data.microbatches import Microbatches
+from planner.executor.runtime.model import EMBEDDING, PROJECTION, build_head, build_stage
+from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.stage_module import has_head, require_executable, tied_numel
+from planner.executor.tensor_parallel.gpu_group import GpuGroup
+from planner.executor.tensor_parallel.sharded_module import ShardedStageModule
+from planner.executor.tensor_parallel.shards import Kind
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+
+META = torch.device("meta")
+KINDS = "FHB"
+PARAMETER = "parameter"
+FIELDS = (PARAMETER, "exp_avg", "exp_avg_sq")
+"""State of a parameter: itself and AdamW's moments."""
+COMMAND_LENGTH = 4
+
+
+class Command(enum.IntEnum):
+    """What the leader asks the other GPUs to do; its own part it does after sending."""
+
+    BEGIN = 0
+    RUN = 1
+    COLLECT = 2
+    UPDATE = 3
+    WRITE_STATE = 4
+    READ_STATE = 5
+    SEEK = 6
+    MEASURE = 7
+    STOP = 8
+
+
+class WholeStage(nn.Module):
+    """A rank's stage on the meta device: names and shapes of its whole parameters."""
+
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
+        super().__init__()
+        arch, stage = require_executable(plan), plan.stage_of[rank]
+        self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed, META)
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem, META)
+        self._tied = tied_numel(plan, stage)
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shapes by name, in the order of averaging: tied parameters first."""
+        named = dict(self.named_parameters())
+        tied = [EMBEDDING if EMBEDDING in named else PROJECTION] if self._tied else []
+        order = [*tied, *(name for name in named if name not in tied)]
+        return {name: named[name].shape for name in order}
+
+
+class GpuStage(ModelStage):
+    """One GPU's part of a stage: parts of parameters, of their moments and of activations.
+
+    Parameters
+    ----------
+    group
+        The GPUs of the worker.
+    exchange_file
+        File in memory through which the GPUs exchange whole vectors.
+
+    Attributes
+    ----------
+    exchanged
+        That vector: gradients of the whole stage in the order of averaging, or one field of its
+        state.
+    """
+
+    module: ShardedStageModule
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        optimizer_config: OptimizerConfig,
+        data: DataConfig,
+        group: GpuGroup,
+        exchange_file: Path,
+    ) -> None:
+        module = ShardedStageModule(plan, rank, device, group)
+        super().__init__(plan, rank, device, optimizer_config, data=data, module=module)
+        self.group = group
+        shapes = WholeStage(plan, rank).shapes()
+        sizes = [shape.numel() for shape in shapes.values()]
+        self.exchanged = torch.from_file(
+            str(exchange_file), shared=True, size=sum(sizes), dtype=torch.float32
+        )
+        parts = torch.split(self.exchanged, sizes)
+        self._whole = {
+            name: part.view(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+        stage, stages = plan.stage_of[rank], len(plan.stage_layers)
+        self._sends = {"F": stage < stages - 1, "B": stage > 0, "H": False}
+
+    def begin_part(self, step: int) -> None:
+        """Start of a step."""
+        self._step = step
+        self.module.gradients.zero_()
+        self.operations.begin(step)
+
+    def run_part(self, kind: str, microbatch: int, whole_input: Tensor | None) -> Tensor | None:
+        """Run an operation on this GPU's tokens; returns all tokens' output if it is sent.
+
+        Parameters
+        ----------
+        whole_input
+            Activations or gradient of all tokens, whose values the leader has; None without.
+        """
+        part = None if whole_input is None else self.group.broadcast_tokens(whole_input)
+        output = self.operations.run_decoded(kind, microbatch, part)
+        if not self._sends[kind]:
+            return None
+        return self.group.gather_tokens(output)
+
+    def new_input(self) -> Tensor:
+        """Memory for activations of all tokens."""
+        shape = self.operations.activation_codec.shape
+        return torch.empty(shape, dtype=self.module.dtype, device=self.device)
+
+    def collect_gradients(self) -> None:
+        """Write gradients into the exchanged vector."""
+        self.module.sum_whole_gradients()
+        self._write((n, p.grad) for n, p in self.module.named_parameters())
+        self.group.barrier()
+
+    def spread_gradients(self) -> None:
+        """Read averaged gradients from the exchanged vector."""
+        for name, parameter in self.module.named_parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(self.module.shard(name).of(self._whole[name]))
+        # before anything else is written there
+        self.group.barrier()
+
+    def update_part(self, *, averaged: bool) -> None:
+        """Take an optimizer step, with averaged gradients or the device's own."""
+        if averaged:
+            self.spread_gradients()
+        else:
+            self.module.sum_whole_gradients()
+        self.optimizer_config.set_lr(self.optimizer, self._step)
+        self.optimizer.step()
+        self._after_update()
+
+    def write_state(self, field: str) -> None:
+        """Write a field of the state into the exchanged vector."""
+        self._write((name, self._field(p, field)) for name, p in self.module.named_parameters())
+        self.group.barrier()
+
+    def read_state(self, field: str, optimizer_steps: int) -> None:
+        """Read a field of the state from the exchanged vector."""
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                part = self.module.shard(name).of(self._whole[name]).to(self.device, copy=True)
+                if field == PARAMETER:
+                    parameter.copy_(part)
+                else:
+                    state = self.optimizer.state[parameter]
+                    state[field] = part
+                    state["step"] = torch.tensor(float(optimizer_steps), device=self.device)
+        self.module.cast_weights()
+        self.group.barrier()
+
+    def sum_held_bytes(self) -> int:
+        """Bytes that all GPUs of the worker hold."""
+        total = torch.tensor([float(super().held_bytes)], dtype=torch.float64)
+        self.group.sum_on_host(total)
+        return int(total)
+
+    def _field(self, parameter: nn.Parameter, field: str) -> Tensor:
+        if field == PARAMETER:
+            return parameter
+        value: Tensor = self.optimizer.state[parameter][field]
+        return value
+
+    def _write(self, parts: Iterable[tuple[str, Tensor | None]]) -> None:
+        for name, part in parts:
+            assert part is not None
+            shard = self.module.shard(name)
+            if shard.kind is not Kind.WHOLE or self.group.leads:
+                shard.put(part.detach().to("cpu"), self._whole[name])
+
+
+def follow(stage: GpuStage) -> None:
+    """Carry out the leader's commands until it stops."""
+    while True:
+        code, first, second, third = stage.group.receive_command(COMMAND_LENGTH)
+        command = Command(code)
+        if command is Command.BEGIN:
+            stage.begin_part(first)
+        elif command is Command.RUN:
+            stage.run_part(KINDS[first], second, stage.new_input() if third else None)
+        elif command is Command.COLLECT:
+            stage.collect_gradients()
+        elif command is Command.UPDATE:
+            stage.update_part(averaged=bool(first))
+        elif command is Command.WRITE_STATE:
+            stage.write_state(FIELDS[first])
+        elif command is Command.READ_STATE:
+            stage.read_state(FIELDS[first], second)
+        elif command is Command.SEEK:
+            position = stage.group.receive_command(first)
+            assert stage.data is not None
+            stage.data.seek(position)
+        elif command is Command.MEASURE:
+            stage.sum_held_bytes()
+        else:
+            return
+
+
+class WorkerGradients(GradientBuffer):
+    """Gradients of a whole stage: on the GPUs in parts, in host memory as one vector."""
+
+    def __init__(self, own_part: Tensor, exchanged: Tensor, collect: Callable[[], None]) -> None:
+        super().__init__(own_part, lambda: exchanged)
+        self._collect = collect
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the values are in host memory."""
+        return self._is_on_host
+
+    @property
+    def current(self) -> Tensor:
+        """The whole vector."""
+        return self.to_host()
+
+    def to_host(self) -> Tensor:
+        """Collect the values, unless they are in host memory."""
+        if not self._is_on_host:
+            self._collect()
+            self._is_on_host = True
+        return self.host_tensor
+
+    def left_host(self) -> None:
+        """The GPUs have read the values."""
+        self._is_on_host = False
+
+
+class _LeaderData:
+    """Training data of the leader, whose position the other GPUs follow."""
+
+    def __init__(self, data: Microbatches, group: GpuGroup) -> None:
+        self._data, self._group = data, group
+        self.description = data.description
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """Tokens of one microbatch."""
+        return self._data.tokens(step, microbatch)
+
+    def position(self, step: int) -> list[int]:
+        """Position in the data required for a step and those after it."""
+        return self._data.position(step)
+
+    def seek(self, position: list[int]) -> None:
+        """Continue from a `position`, on all GPUs."""
+        self._data.seek(position)
+        self._group.send_command([Command.SEEK, len(position), 0, 0])
+        self._group.send_command(position)
+
+
+class LeaderStage(GpuStage):
+    """The stage of a device with several GPUs, as its rank runs it: a `StageRuntime`.
+
+    Its state and gradients are those of the whole stage, so that averaging and checkpoints are as
+    with one GPU.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        optimizer_config: OptimizerConfig,
+        data: DataConfig,
+        group: GpuGroup,
+        exchange_file: Path,
+    ) -> None:
+        super().__init__(plan, rank, device, optimizer_config, data, group, exchange_file)
+        if self.data is not None:
+            self.data = _LeaderData(self.data, group)
+        self._worker_gradients = WorkerGradients(
+            self.module.gradients, self.exchanged, self._collect
+        )
+        self.gradients = self._worker_gradients
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that all GPUs of the worker hold, and the vector through which they exchange."""
+        self._send(Command.MEASURE)
+        return self.sum_held_bytes() + self.exchanged.nbytes
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Start of a step."""
+        self._send(Command.BEGIN, step)
+        self._worker_gradients.left_host()
+        self.begin_part(step)
+
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Run F, H or B on all GPUs; returns the message of all tokens."""
+        operations = self.operations
+        decoded = None if received is None else operations.decode_message(kind, received)
+        self._send(Command.RUN, KINDS.index(kind), microbatch, decoded is not None)
+        output = self.run_part(kind, microbatch, decoded)
+        if output is None:
+            return torch.empty(0, device=self.device)
+        return operations.encode_message(kind, output)
+
+    def update(self, norm: float | None = None) -> None:
+        """Take an optimizer step on all GPUs."""
+        averaged = self._worker_gradients.is_on_host
+        self._send(Command.UPDATE, averaged)
+        self.update_part(averaged=averaged)
+        self._worker_gradients.left_host()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and moments of the whole stage, as of a device with one GPU."""
+        tensors: dict[str, Tensor] = {}
+        # all parameters have taken as many steps
+        first: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
+        for number, field in enumerate(FIELDS):
+            if field != PARAMETER and field not in first:
+                continue
+            self._send(Command.WRITE_STATE, number)
+            self.write_state(field)
+            prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
+            tensors |= {f"{prefix}/{name}": t.clone() for name, t in self._whole.items()}
+        if "step" in first:
+            step = torch.as_tensor(first["step"]).cpu()
+            tensors |= {f"optimizer/step/{name}": step.clone() for name in self._whole}
+        return tensors
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict` of the whole stage, on all GPUs."""
+        steps = [int(v) for key, v in state_dict.items() if key.startswith("optimizer/step/")]
+        for number, field in enumerate(FIELDS):
+            prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
+            if not any(key.startswith(f"{prefix}/") for key in state_dict):
+                continue
+            for name, whole in self._whole.items():
+                whole.copy_(state_dict[f"{prefix}/{name}"])
+            optimizer_steps = steps[0] if steps else 0
+            self._send(Command.READ_STATE, number, optimizer_steps)
+            self.read_state(field, optimizer_steps)
+
+    def stop(self) -> None:
+        """End the processes of the other GPUs."""
+        self._send(Command.STOP)
+
+    def _collect(self) -> None:
+        self._send(Command.COLLECT)
+        self.collect_gradients()
+
+    def _send(self, command: Command, *numbers: int) -> None:
+        padding = [0] * (COMMAND_LENGTH - 1 - len(numbers))
+        self.group.send_command([int(command), *(int(n) for n in numbers), *padding])

@@ -1,0 +1,101 @@
+"""Plans for every number of GPUs per worker, of which the best is searched further."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from planner.network.cluster import Cluster
+from planner.network.error import NetworkError
+from planner.planning.request import PlanRequest
+from planner.planning.workers import degrees
+from planner.problems import ProblemError
+from planner.problems.quantities import instance_of
+from planner.search.interrupts import INTERRUPTS
+from planner.search.result import Result, objective_or_inf
+from planner.search.stop import StoppingCriterion, started
+from planner.training_plan.alternative import Alternative
+from planner.training_plan.model import TrainingPlan
+from planner.utils.text import counted
+from planner.workload.workload import Workload
+
+SCREENING_SHARE = 0.5
+"""Share of the limit for trying all degrees; the best one gets the rest."""
+
+
+class Planner(Protocol):
+    """`planner.plan`."""
+
+    def __call__(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        request: PlanRequest | None = None,
+        stop: StoppingCriterion,
+        seed: int = 0,
+    ) -> Result[TrainingPlan]:
+        """Plan a training run."""
+        ...
+
+
+def plan_for_best_degree(
+    cluster: Cluster,
+    workload: Workload,
+    request: PlanRequest,
+    stop: StoppingCriterion,
+    seed: int,
+    plan: Planner,
+) -> Result[TrainingPlan]:
+    """The best plan over all degrees of tensor parallelism, with the others as alternatives."""
+    instance_of(Cluster, cluster, "cluster")
+    instance_of(Workload, workload, "workload")
+    run = started(stop)
+    choices = degrees(cluster, workload)
+
+    def with_degree(degree: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
+        fixed = request.replace(tensor_parallel=degree)
+        return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
+
+    if len(choices) == 1:
+        return with_degree(1, stop)
+    screened: dict[int, Result[TrainingPlan]] = {}
+    refused: dict[int, str] = {}
+    for degree in choices:
+        try:
+            screened[degree] = with_degree(degree, stop.portion(SCREENING_SHARE / len(choices)))
+        except (ProblemError, NetworkError) as error:
+            refused[degree] = str(error)
+        if screened and (INTERRUPTS.requested or run.check() is not None):
+            break
+    if not screened:
+        # the most GPUs per worker need least memory each
+        raise ProblemError(refused[choices[-1]])
+    best_degree = min(screened, key=lambda degree: objective_or_inf(screened[degree]))
+    best = screened[best_degree]
+    if not INTERRUPTS.requested and run.check() is None:
+        limit = stop.portion(1 - SCREENING_SHARE, run.remaining_s)
+        refined = with_degree(best_degree, limit)
+        if objective_or_inf(refined) < objective_or_inf(best):
+            best = refined
+    if best.plan is None:
+        return best
+    unit = "$" if "cost" in best.plan.certificates else "s"
+    others = [
+        Alternative(_words(best_degree), _words(degree), screened[degree].objective, unit)
+        if degree in screened
+        else Alternative(_words(best_degree), _words(degree), None, unit, _reason(refused[degree]))
+        for degree in choices
+        if degree != best_degree and (degree in screened or degree in refused)
+    ]
+    alternatives = (*others, *best.plan.alternatives)
+    return replace(best, plan=best.plan.replace(alternatives=alternatives), runtime_s=run.elapsed_s)
+
+
+def _words(degree: int) -> str:
+    return f"{counted(degree, 'GPU')} a worker"
+
+
+def _reason(refusal: str) -> str:
+    """A refusal without its remedy."""
+    return refusal.split(";")[0]

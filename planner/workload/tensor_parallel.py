@@ -1,0 +1,102 @@
+"""Tensor parallelism with sequence parallelism: which degrees fit, and what it costs.
+
+The GPUs of a worker split every matrix product, and between them the tokens. Attention and
+feed-forward part each gather their input from all GPUs and scatter the sum of their outputs: an
+all-gather and a reduce-scatter, twice a layer in the forward pass and, with the gradients, twice in
+the backward pass. Gathered inputs are not kept: the backward pass gathers them again.
+
+References
+----------
+V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
+4.2.2.
+"""
+
+from __future__ import annotations
+
+from planner.network.link import Link
+from planner.utils.validate import count
+from planner.workload.layers import Architecture
+from planner.workload.workload import Workload
+
+LAYER_COLLECTIVES = 10
+"""Collectives of a layer, each of a microbatch's activations: 4 forward, 6 backward."""
+END_COLLECTIVES = 4
+"""Those of the embedding (scatter its sum, gather the gradient) and of the head (the opposite)."""
+
+
+def fits(arch: Architecture, degree: int) -> bool:
+    """Whether a model's heads, feed-forward width and tokens can be split into equal parts."""
+    widths = [arch.heads, arch.kv_heads, arch.sequence, arch.ffn]
+    if arch.experts is not None:
+        widths += [arch.experts.ffn, arch.experts.shared_ffn]
+    return all(width % degree == 0 for width in widths)
+
+
+def with_tensor_parallel(workload: Workload, degree: int) -> Workload:
+    """The workload on workers of several GPUs.
+
+    Parameters
+    ----------
+    degree
+        GPUs per worker.
+
+    Returns
+    -------
+    Workload
+        With ``tensor_parallel`` set.
+
+    Raises
+    ------
+    ValueError
+        No transformer of known sizes, or one that cannot be split so.
+    """
+    degree = count("tensor_parallel", degree)
+    if degree == 1:
+        return workload.replace(tensor_parallel=1)
+    arch = workload.architecture
+    if arch is None:
+        raise ValueError(
+            f"tensor_parallel is {degree}, and {workload.name!r} is no transformer of known sizes, "
+            "which could be split; leave it at 1"
+        )
+    if not fits(arch, degree):
+        raise ValueError(
+            f"tensor_parallel is {degree}; it must divide the {arch.heads} heads, {arch.kv_heads} "
+            f"key-value heads, feed-forward width of {arch.ffn} and {arch.sequence} tokens of "
+            f"{workload.name!r}; give another number"
+        )
+    return workload.replace(tensor_parallel=degree)
+
+
+def activation_bytes(workload: Workload) -> float:
+    """Activations of one sample between two layers, in the format of compute."""
+    arch = workload.architecture
+    assert arch is not None
+    return float(arch.sequence * arch.hidden * workload.precision.compute.bytes)
+
+
+def worker_flops(workload: Workload, gpu_flops: float, link: Link) -> float:
+    """FLOP/s of a worker in training, of which collectives take their part.
+
+    Parameters
+    ----------
+    workload
+        With its number of GPUs per worker.
+    gpu_flops
+        FLOP/s of one GPU.
+    link
+        Of a GPU to the others: bandwidth in one direction, latency of a collective.
+
+    Returns
+    -------
+    float
+        FLOPs of a sample, forward and backward, over the time of its operations and collectives.
+        Each sample pays the latency of its own collectives, as in microbatches of one.
+    """
+    degree = workload.tensor_parallel
+    flops = 3.0 * workload.forward_flops
+    collectives = LAYER_COLLECTIVES * len(workload.layers) + END_COLLECTIVES
+    # a ring: every GPU receives what the others have
+    received = (degree - 1) / degree * activation_bytes(workload)
+    collective_s = received / link.bandwidth_bytes_per_s + link.latency_s
+    return flops / (flops / (degree * gpu_flops) + collectives * collective_s)

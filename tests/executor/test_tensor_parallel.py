@@ -1,0 +1,121 @@
+"""Devices of several GPUs train as devices of one; every process here is a GPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.layers import Architecture, Family
+from planner.workload.tensor_parallel import with_tensor_parallel
+from planner.workload.workload import Workload
+from tests.conftest import make_plan, tiny_workload
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.tensor_parallel.shards import Kind, shard_of  # noqa: E402
+from tests.executor.forks import losses_by_step, run_plan  # noqa: E402
+
+GRID = [[0, 1], [2, 3]]
+
+
+def plan_with(
+    degree: int, workload: Workload, grid: list[list[int]] = GRID, **changes: object
+) -> TrainingPlan:
+    """A plan whose devices have so many GPUs."""
+    return make_plan(grid, workload=with_tensor_parallel(workload, degree)).replace(**changes)
+
+
+def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]:
+    """Losses by step."""
+    path = folder / f"{plan.content_hash}.json"
+    save_plan(plan, path)
+    code, losses, said = losses_by_step(path, plan.cluster.network.ids, *options)
+    assert code == 0, said
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("workload", "grid", "changes"),
+    [
+        (tiny_workload(), GRID, {}),
+        (tiny_workload("llama"), GRID, {"clip": 0.5}),
+        (tiny_workload("llama", tied=True), [[0], [1]], {"recompute": (True,)}),
+    ],
+    ids=["gpt2", "llama clipped", "tied, recomputed"],
+)
+def test_losses_equal_those_of_single_gpus(
+    tmp_path: Path, workload: Workload, grid: list[list[int]], changes: dict[str, object]
+) -> None:
+    """20 steps of two pipelines, also against one GPU that holds everything."""
+    one = trained(tmp_path, plan_with(1, workload, grid, **changes), "--steps", "20")
+    two = trained(tmp_path, plan_with(2, workload, grid, **changes), "--steps", "20")
+    assert sorted(two) == list(range(20))
+    assert two == pytest.approx(one, rel=1e-5)
+    assert one[19] != one[0]
+
+
+def test_a_checkpoint_resumes_on_other_numbers_of_gpus(tmp_path: Path) -> None:
+    """Files are those of single GPUs: 6 steps on two GPUs each, then 6 on one and on two."""
+    one, two = (plan_with(degree, tiny_workload()) for degree in (1, 2))
+    whole = trained(tmp_path, one, "--steps", "12")
+    folder = str(tmp_path / "kept")
+    first = trained(tmp_path, two, "--steps", "6", "--checkpoint", folder, "--every", "6")
+    for plan in (one, two):
+        rest = trained(tmp_path, plan, "--steps", "12", "--resume", folder)
+        assert first | rest == pytest.approx(whole, rel=1e-5)
+        assert sorted(rest) == list(range(6, 12))
+
+
+def test_what_workers_do_not_support_is_refused(tmp_path: Path) -> None:
+    """In one line, before anything starts."""
+    plan = plan_with(2, tiny_workload(), [[0], [1]])
+    names = plan.cluster.network.ids
+    path = tmp_path / "plan.json"
+    save_plan(plan, path)
+    code, _, said = run_plan(path, names, "--steps", "3", "--elastic")
+    assert code == 2 and "--elastic: is not supported with devices of 2 GPUs" in said[0]
+    save_plan(plan.replace(sync=Sync(2, OuterOptimizer())), path)
+    code, _, said = run_plan(path, names, "--steps", "3")
+    assert code == 2 and "do not run averaging every H steps; plan without it" in said[0]
+
+
+def test_plain_gradient_descent(tmp_path: Path) -> None:
+    """It has no moments to keep."""
+    one, two = (plan_with(degree, tiny_workload("llama"), [[0, 1]]) for degree in (1, 2))
+    options = ("--steps", "4", "--optimizer", "sgd", "--checkpoint", str(tmp_path / "kept"))
+    losses = trained(tmp_path, two, *options, "--every", "2")
+    assert losses == pytest.approx(trained(tmp_path, one, *options[:4]), rel=1e-5)
+    rest = trained(tmp_path, two, "--steps", "6", *options[2:4], "--resume", str(tmp_path / "kept"))
+    assert sorted(rest) == [4, 5]
+
+
+@pytest.mark.parametrize("kind", [Family.GPT2, Family.LLAMA])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_make_up_each_parameter(kind: Family, size: int) -> None:
+    """Every entry lies on one GPU, but for what all have; queries stay with their keys."""
+    arch = Architecture(kind, 1, 32, 8, 4, 64, 61, 16)
+    q, kv = 8 * 4, 4 * 4
+    shapes = {
+        "stage.layers.0.attention.qkv.weight": (q + 2 * kv, 32),
+        "stage.layers.0.attention.out.weight": (32, q),
+        "stage.layers.0.feed_forward.up.weight": (64, 32),
+        "stage.layers.0.feed_forward.down.weight": (32, 64),
+        "stage.stem.tokens.weight": (61, 32),
+        "head.project.weight": (61, 32),
+    }
+    for name, shape in shapes.items():
+        whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).view(shape)
+        again = torch.full(shape, -1.0)
+        for index in range(size):
+            shard = shard_of(arch, name, index, size)
+            assert shard.kind is Kind.PARTS
+            shard.put(shard.of(whole), again)
+        assert torch.equal(again, whole), name
+    qkv = shard_of(arch, "stage.layers.0.attention.qkv.weight", size - 1, size).entries
+    assert qkv is not None and qkv[-1] == q + 2 * kv - 1 and len(qkv) == (q + 2 * kv) // size
+    assert shard_of(arch, "stage.layers.0.norm1.weight", 0, size).kind is Kind.WHOLE
+    assert shard_of(arch, "stage.layers.0.attention.out.bias", 0, size).kind is Kind.FIRST

@@ -1,0 +1,207 @@
+"""Workers of several GPUs: their figures, plans on them, and what the checker makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.checker.memory import stage_memory
+from planner.checker.workers import worker_cluster
+from planner.planning.workers import degrees, tensor_parallel_workers, unused_gpus
+from planner.workload.costs import stage_costs
+from planner.workload.tensor_parallel import with_tensor_parallel
+from tests.conftest import tiny_workload
+
+LINK, DELAY = 5e9, 1e-5
+
+
+def machines_of(sizes: list[int], seed: int = 0, **changes: Any) -> pl.Cluster:
+    """Machines of some GPUs each, far apart; GPUs of a machine see each other by their link."""
+    rng = np.random.default_rng(seed)
+    names = [f"m{k}" for k, size in enumerate(sizes) for _ in range(size)]
+    n = len(names)
+    machine = np.array(names)
+    inside = machine[:, None] == machine[None, :]
+    far = rng.uniform(0.005, 0.05, (n, n)), rng.uniform(1e7, 1e8, (n, n))
+    network = pl.Network(
+        np.where(inside, DELAY, far[0]),
+        np.where(inside, LINK, far[1]),
+        [f"{name}/{k}" for k, name in enumerate(names)],
+        names,
+    )
+    devices = pl.Devices(
+        1e12,
+        1e9,
+        machines=names,
+        gpu_link_bytes_per_s=LINK,
+        gpu_link_latency_s=DELAY,
+        usd_per_hour=2.0,
+    )
+    return pl.Cluster(network, replace(devices, **changes))
+
+
+def test_figures_of_a_worker_by_hand() -> None:
+    """Two machines of four: two workers each, named by machine, with all that their GPUs have."""
+    cluster = machines_of([4, 4])
+    workers, workload = tensor_parallel_workers(cluster, tiny_workload(), 2)
+    assert workers.network.ids == ("m0/w0", "m0/w1", "m1/w0", "m1/w1")
+    assert workers.memory_bytes.tolist() == [2e9] * 4
+    assert np.asarray(workers.devices.usd_per_hour).tolist() == [4.0] * 4
+    # tokens x hidden x 4 bytes, of which a GPU has half; 10 collectives a layer, 2 at each end
+    exchange_s = 16 * 32 * 4 / 2 / LINK + DELAY
+    flops = 3 * workload.forward_flops
+    expected = flops / (flops / 2e12 + (10 * 4 + 4) * exchange_s)
+    assert workers.flops == pytest.approx([expected] * 4, rel=1e-12)
+    # in parts: over both links within a machine, over one line between machines
+    between = cluster.network.bandwidth_bytes_per_s[:2, 4:6].max()
+    assert workers.network.bandwidth_bytes_per_s[0, 1:3].tolist() == [2 * LINK, between]
+    assert workers.network.latency_s[0, 2] == cluster.network.latency_s[:2, 4:6].max()
+
+
+def test_one_worker_a_machine_has_its_name() -> None:
+    cluster = machines_of([4, 5, 2])
+    workers, _ = tensor_parallel_workers(cluster, tiny_workload(), 4)
+    assert workers.network.ids == ("m0", "m1")
+    assert unused_gpus(cluster, 4) == "1 GPU of m1 (and of 1 more) in no worker of 4"
+    assert unused_gpus(machines_of([4, 8]), 4) == ""
+
+
+def test_the_slowest_gpu_sets_the_pace_and_the_smallest_memory_counts() -> None:
+    mixed = machines_of([2], flops=[1e12, 4e12], memory_bytes=[3e9, 2e9])
+    workers, _ = tensor_parallel_workers(mixed, tiny_workload(), 2)
+    slow, _ = tensor_parallel_workers(machines_of([2]), tiny_workload(), 2)
+    assert workers.flops.tolist() == slow.flops.tolist()
+    assert workers.memory_bytes.tolist() == [4e9]
+
+
+def test_devices_that_only_aggregate_stay_as_they_are() -> None:
+    cluster = machines_of([2, 1, 2], can_compute=[True, True, False, True, True])
+    workers, _ = tensor_parallel_workers(cluster, tiny_workload(), 2)
+    assert workers.network.ids == ("m0", "m1/2", "m2")
+    assert np.asarray(workers.devices.can_compute).tolist() == [True, False, True]
+    assert workers.flops[1] == 1e12 and workers.memory_bytes[1] == 1e9
+
+
+def test_degrees_that_model_and_machines_allow() -> None:
+    """4 heads, 2 of keys and values for llama; tokens and widths are powers of two."""
+    assert degrees(machines_of([8, 3]), tiny_workload()) == [1, 2, 4]
+    assert degrees(machines_of([8, 3]), tiny_workload("llama")) == [1, 2]
+    assert degrees(machines_of([3, 1]), tiny_workload()) == [1, 2]
+    assert degrees(machines_of([1, 1]), tiny_workload()) == [1]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5).filter(lambda s: max(s) > 1),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_the_checker_derives_the_same_workers(
+    sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    cluster = machines_of(
+        sizes,
+        seed,
+        flops=rng.uniform(1e12, 2e12, n),
+        memory_bytes=rng.uniform(1e9, 2e9, n),
+        can_compute=rng.random(n) < 0.8,
+        upload_bytes_per_s=rng.uniform(1e7, 1e8, n),
+        gpu_link_bytes_per_s=rng.uniform(1e9, 1e10, n),
+        gpu_link_latency_s=rng.uniform(0, 1e-4, n),
+    )
+    possible = degrees(cluster, tiny_workload())
+    degree = data.draw(st.sampled_from(possible))
+    if degree == 1:
+        return
+    workers, workload = tensor_parallel_workers(cluster, tiny_workload(), degree)
+    derived = worker_cluster(cluster, workload)
+    assert derived is not None
+    assert derived.flops == pytest.approx(workers.flops, rel=1e-12)
+    assert derived.replace(devices=replace(derived.devices, flops=workers.flops)) == workers
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16")])
+def test_memory_of_a_worker_is_what_its_gpus_hold(
+    kind: str, precision: str, recompute: bool
+) -> None:
+    """Checker and planner count alike; what every GPU gathers makes it more than one's."""
+    arch = tiny_workload(kind).architecture
+    assert arch is not None
+    one = pl.Workload.transformer("w", arch, batch_samples=8, precision=precision)
+    two = with_tensor_parallel(one, 2)
+    for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
+        costs = stage_costs(two, *span, with_head=head, recompute=recompute)
+        checked = stage_memory(two, *span, runs_head=head, recomputes=recompute)
+        assert costs.state_bytes == checked.state
+        assert costs.saved_bytes == checked.saved
+        assert costs.scratch_bytes == pytest.approx(checked.operation, rel=1e-12)
+        alone = stage_costs(one, *span, with_head=head, recompute=recompute)
+        assert alone.need_bytes(1) < costs.need_bytes(1) < 2 * alone.need_bytes(1)
+        assert alone.forward_flops == costs.forward_flops
+
+
+def test_a_plan_on_workers_is_verified_against_the_gpus() -> None:
+    cluster = machines_of([4, 4])
+    result = pl.plan(cluster, tiny_workload(), tensor_parallel=2, stop=pl.Effort(0.05))
+    assert result.plan is not None and result.bound is not None
+    assert result.plan.workload.tensor_parallel == 2
+    assert set(result.plan.cluster.network.ids) <= {"m0/w0", "m0/w1", "m1/w0", "m1/w1"}
+    assert pl.check(result.plan, cluster) == []
+    slower = replace(cluster.devices, gpu_link_bytes_per_s=LINK / 2)
+    (violation,) = pl.check(result.plan, cluster.replace(devices=slower))
+    assert violation.where == "devices.flops"
+    (violation,) = pl.check(result.plan, machines_of([1, 1]))
+    assert violation.rule == "tensor parallel" or violation.where == "network.hash"
+
+
+def test_auto_is_no_slower_than_any_degree_and_lists_the_others() -> None:
+    cluster = machines_of([4, 4])
+    best = pl.plan(cluster, tiny_workload(), tensor_parallel="auto", stop=pl.Effort(0.3))
+    assert best.plan is not None and best.objective is not None
+    for degree in (1, 2, 4):
+        fixed = pl.plan(cluster, tiny_workload(), tensor_parallel=degree, stop=pl.Effort(0.05))
+        assert fixed.objective is not None
+        assert best.objective <= fixed.objective * (1 + 1e-9)
+    chosen = best.plan.workload.tensor_parallel
+    words = {"1 GPU a worker", "2 GPUs a worker", "4 GPUs a worker"}
+    others = [a.instead for a in best.plan.alternatives if a.taken.endswith("a worker")]
+    assert len(others) == 2 and set(others) < words
+    assert pl.check(best.plan, cluster) == [] and chosen in (1, 2, 4)
+
+
+def test_plan_files_keep_the_degree(tmp_path: Any) -> None:
+    result = pl.plan(machines_of([2, 2]), tiny_workload(), tensor_parallel=2, stop=pl.Effort(0.05))
+    assert result.plan is not None
+    pl.save_plan(result.plan, tmp_path / "plan.json")
+    loaded = pl.load_plan(tmp_path / "plan.json")
+    assert loaded == result.plan and loaded.workload.tensor_parallel == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensor_parallel": 3}, r"tensor_parallel is 3; it must divide the 4 heads"),
+        ({"tensor_parallel": 0}, r"tensor_parallel is 0; it must be at least 1"),
+        ({"tensor_parallel": "all"}, r"tensor_parallel"),
+    ],
+)
+def test_degrees_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(pl.ProblemError, match=message):
+        pl.plan(machines_of([4, 4]), tiny_workload(), stop=pl.MaxIterations(1), **fields)
+
+
+def test_a_degree_without_machines() -> None:
+    cluster = machines_of([4, 4], machines=None)
+    with pytest.raises(pl.ProblemError, match=r"no machine has so many GPUs .* the largest has 1"):
+        pl.plan(cluster, tiny_workload(), tensor_parallel=2, stop=pl.MaxIterations(1))
+    cluster = machines_of([4, 4], gpu_link_bytes_per_s=None)
+    with pytest.raises(pl.ProblemError, match="links between the GPUs of a machine are unknown"):
+        pl.plan(cluster, tiny_workload(), tensor_parallel=2, stop=pl.MaxIterations(1))
