@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster
+from planner.network.gpus import GPUS
 from planner.network.network import Network
 from planner.workload.workload import Workload
 
@@ -58,6 +59,16 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
     def chosen(values: Any) -> Any:
         return None if values is None else [values[k] for k in first]
 
+    def held(limits: Any) -> Any:
+        kept = {site for k, site in enumerate(d.sites or ()) if k in first}
+        return limits and {site: rate for site, rate in limits.items() if site in kept}
+
+    def lowest(gpus: list[int]) -> str:
+        slow_first = sorted(gpus, key=lambda k: float(cluster.flops[k]))
+        named = [name for name in map(list(d.gpus or ()).__getitem__, slow_first) if name]
+        named.sort(key=lambda name: GPUS[name].has_bf16)
+        return named[0] if named else ""
+
     n = len(found)
     away, rate = np.zeros((n, n)), np.ones((n, n))
     for i, (own, _) in enumerate(found):
@@ -66,8 +77,7 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
                 continue
             pairs = np.ix_(own, other)
             away[i, j] = cluster.network.latency_s[pairs].max()
-            streams = min(len(own), len(other)) if places[own[0]] == places[other[0]] else 1
-            rate[i, j] = streams * cluster.network.bandwidth_bytes_per_s[pairs].max()
+            rate[i, j] = cluster.network.bandwidth_bytes_per_s[pairs].max()
     network = Network(
         away, rate, [name for _, name in found], [cluster.network.regions[k] for k in first]
     )
@@ -78,11 +88,13 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
         upload_bytes_per_s=total(d.upload_bytes_per_s),
         download_bytes_per_s=total(d.download_bytes_per_s),
         sites=chosen(d.sites),
+        site_upload_bytes_per_s=held(d.site_upload_bytes_per_s),
+        site_download_bytes_per_s=held(d.site_download_bytes_per_s),
         can_compute=[computes[k] for k in first],
         can_aggregate=[bool(np.asarray(d.can_aggregate)[g].all()) for g, _ in found],
         usd_per_hour=total(d.usd_per_hour),
         peak_flops=total(d.peak_flops),
-        gpus=chosen(d.gpus),
+        gpus=None if d.gpus is None else [lowest(g) for g, _ in found],
         interfaces=chosen(d.interfaces),
         machines=chosen(d.machines),
         gpu_link_bytes_per_s=link[first],

@@ -107,8 +107,12 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     if violations:
         raise PlanError(f"{config.plan}: {violations[0]}; make the plan again")
     predicted, workers = None, workload.tensor_parallel > 1
-    if workers and calibration is None:
-        # workers are not calibrated
+    if workers and calibration is not None:
+        raise PlanError(
+            f"--calibration: devices of {workload.tensor_parallel} GPUs are not calibrated; leave "
+            "it out"
+        )
+    if workers:
         predicted = list(cycle_steps_s(plan))
     if calibration is not None:
         predicted = predict_on_host(plan, workload, Calibration.load(calibration))

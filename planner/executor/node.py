@@ -109,6 +109,7 @@ class _Node:
 
     rank_arguments: list[str]
     devices: tuple[str, ...]
+    processes: int
     restarts: int | None
     address: StoreAddress
     world_size: int
@@ -118,7 +119,7 @@ class _Node:
     def run(self) -> int:
         """Run them, and serve the store as long as others need it; returns the exit code."""
         monitor = StoreMonitor(self.address, self.world_size)
-        environment = rank_environment(len(self.devices), cores(), single_machine=False)
+        environment = rank_environment(self.processes, cores(), single_machine=False)
         environment[NODE] = "1" if self.store is None else "0"
         environment.pop("WORLD_SIZE", None)
         silence_s = FAILED_SILENCE_S
@@ -175,6 +176,7 @@ def _prepare(options: argparse.Namespace, rank_arguments: list[str]) -> _Node:
     return _Node(
         rank_arguments,
         config.devices,
+        len(config.devices) * plan.workload.tensor_parallel,
         None if not config.elastic else RESTARTS if options.restarts is None else options.restarts,
         address,
         len(plan.cluster),

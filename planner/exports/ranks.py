@@ -37,7 +37,7 @@ def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
             stage, pipeline = stage_of.get(d), place.get(d)
             mesh = None
             if pipelines is not None and stage is not None and pipeline is not None:
-                mesh = stage * len(pipelines) + pipeline
+                mesh = (stage * len(pipelines) + pipeline) * plan.workload.tensor_parallel
             entries.append(
                 {
                     "rank": d,
@@ -68,4 +68,7 @@ def host_file(plan: TrainingPlan, options: ExportOptions) -> str:
                 f"{', '.join(map(str, devices[:8]))} on "
                 f"{host!r}; use --to ranks"
             )
-    return "".join(f"{host} slots={len(devices)}\n" for host, devices in nodes.items())
+    # one process per GPU; devices without a stage have one
+    stage_of, several = plan.stage_of, plan.workload.tensor_parallel
+    slots = {h: sum(several if d in stage_of else 1 for d in nodes[h]) for h in nodes}
+    return "".join(f"{host} slots={count}\n" for host, count in slots.items())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner.executor.checkpoint.safetensors_io import TensorEntry, read_entries, read_tensor
 from planner.executor.rendezvous.file_digest import file_digest
@@ -33,7 +33,7 @@ def load_weights(
     arch: Architecture,
     start: int,
     stop: int,
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
 ) -> None:
     """Replace the parameters of a stage by those of a folder."""
     require_same_model(folder, arch)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from planner.network.cluster import Cluster, Devices
+from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.problems import ProblemError
 from planner.utils.text import counted
-from planner.workload.tensor_parallel import fits, with_tensor_parallel, worker_flops
+from planner.workload.tensor_parallel import worker_flops
 from planner.workload.workload import Workload
 
 
@@ -21,7 +22,7 @@ def degrees(cluster: Cluster, workload: Workload) -> list[int]:
     """GPUs per worker that the model can be split into and some machine has, ascending."""
     arch = workload.architecture
     most = max(map(len, _machines(cluster).values()), default=1)
-    return [1] + [t for t in range(2, most + 1) if arch is not None and fits(arch, t)]
+    return [1] + [t for t in range(2, most + 1) if arch is not None and arch.splits_into(t)]
 
 
 def tensor_parallel_workers(
@@ -32,7 +33,7 @@ def tensor_parallel_workers(
     Each machine has as many workers as its GPUs allow, of consecutive ones in the cluster's order;
     GPUs that remain take no part. A worker has the FLOP/s of its GPUs less what the collectives of
     sequence parallelism take, their memory, and to other machines the rate of its machine's fastest
-    pair: its messages travel in ``degree`` parts over one line. Devices that cannot compute remain.
+    pair. Devices that cannot compute remain.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ def tensor_parallel_workers(
         A model that cannot be split so, or no machine with so many GPUs.
     """
     try:
-        workload = with_tensor_parallel(workload, degree)
+        workload = workload.replace(tensor_parallel=degree)
     except ValueError as error:
         raise ProblemError(str(error)) from None
     if degree == 1:
@@ -133,7 +134,7 @@ def _worker_network(
     cluster: Cluster, members: Sequence[tuple[int, ...]], names: Sequence[str]
 ) -> Network:
     """Links between workers: their fastest pair's bandwidth, their longest latency."""
-    network, machines = cluster.network, cluster.devices.machines
+    network = cluster.network
     first = [gpus[0] for gpus in members]
     latency, bandwidth = (
         np.array(table[np.ix_(first, first)])
@@ -145,11 +146,7 @@ def _worker_network(
                 continue
             pairs = np.ix_(own, other)
             latency[u, v] = network.latency_s[pairs].max()
-            rate = float(network.bandwidth_bytes_per_s[pairs].max())
-            if machines is not None and machines[own[0]] and machines[own[0]] == machines[other[0]]:
-                # each GPU sends its part over its own link
-                rate *= min(len(own), len(other))
-            bandwidth[u, v] = rate
+            bandwidth[u, v] = network.bandwidth_bytes_per_s[pairs].max()
     regions = [network.regions[d] for d in first]
     return Network(latency, bandwidth, names, regions)
 
@@ -170,6 +167,20 @@ def _worker_devices(
     def of_first(values: Sequence[str] | None) -> list[str] | None:
         return None if values is None else [values[d] for d in first]
 
+    def of_used(limits: Mapping[str, float] | None) -> dict[str, float] | None:
+        """Limits of the sites where workers are."""
+        used = () if devices.sites is None else {devices.sites[d] for d in first}
+        return None if limits is None else {s: rate for s, rate in limits.items() if s in used}
+
+    def weakest(gpus: tuple[int, ...]) -> str:
+        """Name of the GPU whose formats and pace all others must keep to."""
+        assert devices.gpus is not None
+        names = {d: devices.gpus[d] for d in gpus}
+        known = {d: name for d, name in names.items() if name}
+        if not known:
+            return ""
+        return known[min(known, key=lambda d: (GPUS[known[d]].has_bf16, cluster.flops[d]))]
+
     return replace(
         devices,
         flops=flops,
@@ -177,12 +188,14 @@ def _worker_devices(
         upload_bytes_per_s=summed(devices.upload_bytes_per_s),
         download_bytes_per_s=summed(devices.download_bytes_per_s),
         sites=of_first(devices.sites),
+        site_upload_bytes_per_s=of_used(devices.site_upload_bytes_per_s),
+        site_download_bytes_per_s=of_used(devices.site_download_bytes_per_s),
         can_compute=np.asarray(devices.can_compute)[first],
         can_aggregate=[bool(np.asarray(devices.can_aggregate)[list(g)].all()) for g in members],
         usd_per_hour=summed(devices.usd_per_hour),
         interfaces=of_first(devices.interfaces),
         peak_flops=summed(devices.peak_flops),
-        gpus=of_first(None if devices.gpus is None else list(devices.gpus)),
+        gpus=None if devices.gpus is None else [weakest(gpus) for gpus in members],
         machines=of_first(devices.machines),
         gpu_link_bytes_per_s=np.asarray(devices.gpu_link_bytes_per_s)[first],
         gpu_link_latency_s=np.asarray(devices.gpu_link_latency_s)[first],

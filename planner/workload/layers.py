@@ -209,6 +209,13 @@ class Architecture:
         """Learned positions, or longest supported sequence."""
         return self.positions or self.sequence
 
+    def splits_into(self, parts: int) -> bool:
+        """Whether heads, feed-forward width and tokens can be split into equal parts."""
+        widths = [self.heads, self.kv_heads, self.sequence, self.ffn]
+        if self.experts is not None:
+            widths += [self.experts.ffn, self.experts.shared_ffn]
+        return all(width % parts == 0 for width in widths)
+
     def head_tokens(self, samples: int) -> int:
         """Tokens of each sample for which head and loss run at a time.
 

@@ -14,58 +14,12 @@ V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer M
 from __future__ import annotations
 
 from planner.network.link import Link
-from planner.utils.validate import count
-from planner.workload.layers import Architecture
 from planner.workload.workload import Workload
 
 LAYER_COLLECTIVES = 10
 """Collectives of a layer, each of a microbatch's activations: 4 forward, 6 backward."""
 END_COLLECTIVES = 4
 """Those of the embedding (scatter its sum, gather the gradient) and of the head (the opposite)."""
-
-
-def fits(arch: Architecture, degree: int) -> bool:
-    """Whether a model's heads, feed-forward width and tokens can be split into equal parts."""
-    widths = [arch.heads, arch.kv_heads, arch.sequence, arch.ffn]
-    if arch.experts is not None:
-        widths += [arch.experts.ffn, arch.experts.shared_ffn]
-    return all(width % degree == 0 for width in widths)
-
-
-def with_tensor_parallel(workload: Workload, degree: int) -> Workload:
-    """The workload on workers of several GPUs.
-
-    Parameters
-    ----------
-    degree
-        GPUs per worker.
-
-    Returns
-    -------
-    Workload
-        With ``tensor_parallel`` set.
-
-    Raises
-    ------
-    ValueError
-        No transformer of known sizes, or one that cannot be split so.
-    """
-    degree = count("tensor_parallel", degree)
-    if degree == 1:
-        return workload.replace(tensor_parallel=1)
-    arch = workload.architecture
-    if arch is None:
-        raise ValueError(
-            f"tensor_parallel is {degree}, and {workload.name!r} is no transformer of known sizes, "
-            "which could be split; leave it at 1"
-        )
-    if not fits(arch, degree):
-        raise ValueError(
-            f"tensor_parallel is {degree}; it must divide the {arch.heads} heads, {arch.kv_heads} "
-            f"key-value heads, feed-forward width of {arch.ffn} and {arch.sequence} tokens of "
-            f"{workload.name!r}; give another number"
-        )
-    return workload.replace(tensor_parallel=degree)
 
 
 def activation_bytes(workload: Workload) -> float:

@@ -123,6 +123,7 @@ class Workload:
         instance_of(Precision, self.precision, "precision")
         degree = count("tensor_parallel", self.tensor_parallel)
         object.__setattr__(self, "tensor_parallel", degree)
+        self._require_splittable()
         plain = self.precision.messages.bytes / self.precision.compute.bytes
         ratio = real("boundary_ratio", self.boundary_ratio, 0)
         if ratio == 0 or (ratio != plain and codec is BoundaryCodec.NONE):
@@ -131,6 +132,23 @@ class Workload:
                 f"{plain:g} without a codec"
             )
         object.__setattr__(self, "boundary_ratio", ratio)
+
+    def _require_splittable(self) -> None:
+        """Refuse GPUs per worker into which the model cannot be split."""
+        degree, arch = self.tensor_parallel, self.architecture
+        if degree == 1:
+            return
+        if arch is None:
+            raise ValueError(
+                f"tensor_parallel is {degree}, and {self.name!r} is no transformer of known "
+                "sizes, which could be split; leave it at 1"
+            )
+        if not arch.splits_into(degree):
+            raise ValueError(
+                f"tensor_parallel is {degree}; it must divide the {arch.heads} heads, "
+                f"{arch.kv_heads} key-value heads, feed-forward width of {arch.ffn} and "
+                f"{arch.sequence} tokens of {self.name!r}; give another number"
+            )
 
     def __repr__(self) -> str:
         return (

@@ -10,7 +10,6 @@ from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.layers import Architecture, Family
-from planner.workload.tensor_parallel import with_tensor_parallel
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 
@@ -26,7 +25,7 @@ def plan_with(
     degree: int, workload: Workload, grid: list[list[int]] = GRID, **changes: object
 ) -> TrainingPlan:
     """A plan whose devices have so many GPUs."""
-    return make_plan(grid, workload=with_tensor_parallel(workload, degree)).replace(**changes)
+    return make_plan(grid, workload=workload.replace(tensor_parallel=degree)).replace(**changes)
 
 
 def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]:

@@ -18,7 +18,6 @@ from planner.network.cluster import Cluster, Devices
 from planner.simulator.simulator import predict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
-from planner.workload.tensor_parallel import with_tensor_parallel
 from tests.conftest import make_plan, random_network, tiny_workload
 
 GRID = [[0, 5, 2], [3, 1, 4]]
@@ -272,7 +271,7 @@ def test_valid_ports_and_yaml_floats(plan: TrainingPlan) -> None:
 @pytest.mark.parametrize("to", ["torchtitan", "megatron", "nemo"])
 def test_workers_have_a_process_per_gpu(to: str, tmp_path: Path) -> None:
     """Consecutive ranks on consecutive GPUs of a host, the innermost dimension of the mesh."""
-    workload = with_tensor_parallel(tiny_workload("llama"), 2)
+    workload = tiny_workload("llama").replace(tensor_parallel=2)
     plan = make_plan(GRID, workload=workload)
     script = export_plan(plan, to, hosts=HOSTS)
     places: dict[int, tuple[str, int]] = {}
@@ -293,7 +292,7 @@ def test_workers_have_a_process_per_gpu(to: str, tmp_path: Path) -> None:
 
 
 def test_degrees_of_tensor_parallelism() -> None:
-    workload = with_tensor_parallel(tiny_workload("llama"), 2)
+    workload = tiny_workload("llama").replace(tensor_parallel=2)
     plan = make_plan(GRID, workload=workload)
     titan = options_of(export_plan(plan, "torchtitan"))
     assert titan["parallelism.tensor_parallel_degree"] == ["2"]

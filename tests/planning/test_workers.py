@@ -15,7 +15,6 @@ from planner.checker.memory import stage_memory
 from planner.checker.workers import worker_cluster
 from planner.planning.workers import degrees, tensor_parallel_workers, unused_gpus
 from planner.workload.costs import stage_costs
-from planner.workload.tensor_parallel import with_tensor_parallel
 from tests.conftest import tiny_workload
 
 LINK, DELAY = 5e9, 1e-5
@@ -58,9 +57,9 @@ def test_figures_of_a_worker_by_hand() -> None:
     flops = 3 * workload.forward_flops
     expected = flops / (flops / 2e12 + (10 * 4 + 4) * exchange_s)
     assert workers.flops == pytest.approx([expected] * 4, rel=1e-12)
-    # in parts: over both links within a machine, over one line between machines
+    # messages travel whole
     between = cluster.network.bandwidth_bytes_per_s[:2, 4:6].max()
-    assert workers.network.bandwidth_bytes_per_s[0, 1:3].tolist() == [2 * LINK, between]
+    assert workers.network.bandwidth_bytes_per_s[0, 1:3].tolist() == [LINK, between]
     assert workers.network.latency_s[0, 2] == cluster.network.latency_s[:2, 4:6].max()
 
 
@@ -78,6 +77,19 @@ def test_the_slowest_gpu_sets_the_pace_and_the_smallest_memory_counts() -> None:
     slow, _ = tensor_parallel_workers(machines_of([2]), tiny_workload(), 2)
     assert workers.flops.tolist() == slow.flops.tolist()
     assert workers.memory_bytes.tolist() == [4e9]
+
+
+def test_a_worker_is_named_after_its_weakest_gpu() -> None:
+    """The formats of all must do; a site that no worker is in has no limits."""
+    cluster = machines_of(
+        [2, 1],
+        gpus=["A100", "V100", "H100"],
+        sites=["a", "a", "b"],
+        site_upload_bytes_per_s={"a": 1e8, "b": 2e8},
+    )
+    workers, _ = tensor_parallel_workers(cluster, tiny_workload(), 2)
+    assert workers.devices.gpus == ("V100",)
+    assert workers.devices.site_upload_bytes_per_s == {"a": 1e8}
 
 
 def test_devices_that_only_aggregate_stay_as_they_are() -> None:
@@ -115,6 +127,9 @@ def test_the_checker_derives_the_same_workers(
         upload_bytes_per_s=rng.uniform(1e7, 1e8, n),
         gpu_link_bytes_per_s=rng.uniform(1e9, 1e10, n),
         gpu_link_latency_s=rng.uniform(0, 1e-4, n),
+        gpus=rng.choice(["", "V100", "A100", "H100"], n).tolist(),
+        sites=(sites := [f"s{k}" for k in rng.integers(0, 3, n)]),
+        site_upload_bytes_per_s={site: 1e8 for site in sites},
     )
     possible = degrees(cluster, tiny_workload())
     degree = data.draw(st.sampled_from(possible))
@@ -136,7 +151,7 @@ def test_memory_of_a_worker_is_what_its_gpus_hold(
     arch = tiny_workload(kind).architecture
     assert arch is not None
     one = pl.Workload.transformer("w", arch, batch_samples=8, precision=precision)
-    two = with_tensor_parallel(one, 2)
+    two = one.replace(tensor_parallel=2)
     for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
         costs = stage_costs(two, *span, with_head=head, recompute=recompute)
         checked = stage_memory(two, *span, runs_head=head, recomputes=recompute)

@@ -136,10 +136,7 @@ class CheckpointManager:
         if not self.due(step):
             return
         files = CheckpointFiles(self._folder, step + 1)
-        tensors = {} if self._model_stage is None else self._model_stage.state_dict()
-        if self._beside:
-            tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
-        entry = self._writer.submit(self._write_shard, files, tensors)
+        entry = self._writer.submit(self._write_shard, files, *self._shard(files.steps))
         self._unfinished = _Unfinished(
             files, entry, files.steps + max(1, self._every // BESIDE_SHARE)
         )
@@ -179,19 +176,29 @@ class CheckpointManager:
         if self.due(steps - 1) and not files.has_index():
             _warn_missing(files, "a device was lost while it was written")
 
-    def _write_shard(self, files: CheckpointFiles, tensors: Mapping[str, Tensor]) -> str:
+    def _shard(self, steps: int) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """Tensors of this rank's shard, and what the index says of it."""
+        stage = self._model_stage
+        if stage is None:
+            return {}, {}
+        tensors = stage.host_state_dict() if self._beside else stage.state_dict()
+        if stage.data is None:
+            return tensors, {}
+        position = {"says": stage.data.description, "position": stage.data.position(steps)}
+        return tensors, {"data": position}
+
+    def _write_shard(
+        self, files: CheckpointFiles, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]
+    ) -> str:
         """Write this rank's shard; returns its entry of the index."""
         if self._model_stage is None:
             return "{}"
         try:
             files.path.mkdir(parents=True, exist_ok=True)
-            path, data = files.shard(self._ranks.rank), self._model_stage.data
-            entry: dict[str, Any] = {
-                "sha256": write_tensors(path, tensors, cancelled=self._given_up)
-            }
-            if data is not None:
-                entry["data"] = {"says": data.description, "position": data.position(files.steps)}
-            return json.dumps(entry)
+            path = files.shard(self._ranks.rank)
+            return json.dumps(
+                {"sha256": write_tensors(path, tensors, cancelled=self._given_up), **entry}
+            )
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 

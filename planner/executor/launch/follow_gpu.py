@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
+from planner.executor.fault_tolerance.shutdown import REFUSED
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.gpu_processes import (
     EXCHANGE_FILE,
@@ -14,21 +16,25 @@ from planner.executor.launch.gpu_processes import (
     STORE_FILE,
 )
 from planner.executor.launch.process import die_with_parent, exit_now, init_process
-from planner.executor.launch.setup import torch_device
+from planner.executor.launch.setup import first_gpu, torch_device
 from planner.executor.tensor_parallel.gpu_group import GpuGroup
 from planner.executor.tensor_parallel.gpu_stage import GpuStage, follow
 from planner.training_plan.file import load_plan
+from planner.utils.refusal import Refusal
 
 
 def main() -> int:
     """Follow the leader until it stops."""
     init_process()
-    die_with_parent()
+    # the leader ends this process, also after an interrupt or when it is told to end
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL)
     config = parse_arguments(None, __doc__, prog="python -m planner.executor.launch.follow_gpu")
     plan = load_plan(config.plan)
     index, folder = int(os.environ[INDEX]), Path(os.environ[FOLDER])
     size = plan.workload.tensor_parallel
-    device = torch_device(config.device, index, size)
+    device = torch_device(config.device, first_gpu(plan, config.devices) + index, shared=False)
     group = GpuGroup(folder / STORE_FILE, index, size, device)
     follow(
         GpuStage(
@@ -45,4 +51,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    exit_now(main())
+    try:
+        exit_now(main())
+    except Refusal:
+        # the leader prints it
+        exit_now(REFUSED)

@@ -48,7 +48,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def die_with_parent() -> None:
+def die_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
     """Receive a signal when the launcher dies; Linux only."""
     launcher_pid = os.environ.get(LAUNCHER_PID)
     if launcher_pid is None or sys.platform != "linux":
@@ -56,9 +56,9 @@ def die_with_parent() -> None:
     import ctypes
 
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, death_signal, 0, 0, 0)
     if str(os.getppid()) != launcher_pid:  # the launcher died before the call
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), death_signal)
 
 
 def run_rank(name: str, detector: FailureDetector, run: Callable[[], int]) -> int:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -47,7 +48,7 @@ from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.progress import Progress
-from planner.executor.runtime.stage_module import require_executable
+from planner.executor.runtime.stage_module import LoadWeights, require_executable
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
@@ -121,20 +122,23 @@ class RunState:
     def make_model_stage(self, plan: TrainingPlan, *, with_weights: bool = True) -> ModelStage:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
         if plan.workload.tensor_parallel > 1:
-            return self._make_leader_stage(plan)
-        weights = self.config.weights if with_weights and self.config.resume is None else None
+            return self._make_leader_stage(plan, with_weights=with_weights)
         return ModelStage(
             plan,
             self.ranks.rank,
             self.device,
             self.optimizer,
             data=self.data,
-            load_weights=None if weights is None else partial(load_weights, weights),
+            load_weights=self._load_weights(with_weights=with_weights),
             count_microbatches=self.config.elastic,
             compiled=self.compiled,
         )
 
-    def _make_leader_stage(self, plan: TrainingPlan) -> LeaderStage:
+    def _load_weights(self, *, with_weights: bool) -> LoadWeights | None:
+        weights = self.config.weights if with_weights and self.config.resume is None else None
+        return None if weights is None else partial(load_weights, weights)
+
+    def _make_leader_stage(self, plan: TrainingPlan, *, with_weights: bool) -> LeaderStage:
         """Start the processes of this rank's other GPUs, and create the stage that leads them."""
         rank, size = self.ranks.rank, plan.workload.tensor_parallel
         detector = self.ranks.detector
@@ -149,7 +153,7 @@ class RunState:
         self.gpu_processes = GpuProcesses(arguments, rank, size, SUM_BYTES * numel, fail)
         # after the processes have started: it waits for them
         group = GpuGroup(self.gpu_processes.store_file, 0, size, self.device)
-        return LeaderStage(
+        stage = LeaderStage(
             plan,
             rank,
             self.device,
@@ -157,14 +161,16 @@ class RunState:
             self.data,
             group,
             self.gpu_processes.exchange_file,
+            self._load_weights(with_weights=with_weights),
         )
+        self.gpu_processes.remove_files()
+        return stage
 
     def stop_gpu_processes(self) -> None:
         """End the processes of this rank's other GPUs, if it has several."""
         if self.gpu_processes is not None:
             assert isinstance(self.model_stage, LeaderStage)
-            self.model_stage.stop()
-            self.gpu_processes.stop()
+            self.gpu_processes.stop(self.model_stage.stop)
 
     def memory_need(self, plan: TrainingPlan, rank: int) -> MemoryNeed:
         """Peak memory of a rank in a plan, on its GPU or in the memory where it computes."""
@@ -233,8 +239,8 @@ def set_up(
     optimizer, data = config.optimizer_config(), config.training_data()
     eval_data = config.evaluation_data()
     secret = load_secret(config.bind, config.secret_file)
-    size = plan.workload.tensor_parallel
-    _start_gpu(config.device, size)
+    gpu = first_gpu(plan, config.devices)
+    _start_gpu(config.device, gpu)
     ranks = rendezvous(
         plan,
         config.devices,
@@ -247,7 +253,7 @@ def set_up(
         secret=secret,
     )
     # only now, so that the other ranks are notified of a refusal
-    device = torch_device(config.device, 0, size)
+    device = torch_device(config.device, gpu, shared=plan.workload.tensor_parallel == 1)
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)
     state = RunState(config, ranks, device, simulation, optimizer, data, progress)
@@ -382,12 +388,12 @@ def _can_write_beside(state: RunState) -> bool:
     return set(types) <= {"cuda", "none"}
 
 
-def _start_gpu(choice: str, gpus_per_rank: int) -> None:
+def _start_gpu(choice: str, gpu: int) -> None:
     """Create the CUDA context before heartbeats begin: it may hold the GIL for seconds."""
     if choice != "cpu" and torch.cuda.is_available():
         # autograd's thread has no context yet; cuBLAS creates one there and warns, harmlessly
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-        torch.zeros(1, device=torch_device(choice, 0, gpus_per_rank))
+        torch.zeros(1, device=torch_device(choice, gpu, shared=True))
 
 
 def _can_compile() -> bool:
@@ -396,12 +402,28 @@ def _can_compile() -> bool:
     return importlib.util.find_spec("triton") is not None and any(found)
 
 
-def torch_device(choice: str, gpu: int, gpus_per_rank: int) -> torch.device:
-    """Where the process of a rank's GPU computes."""
+def first_gpu(plan: TrainingPlan, devices: Sequence[str]) -> int:
+    """Number of this rank's first GPU on its node, whose devices are given in order."""
+    local_rank, ids = environment_number("LOCAL_RANK", 0), plan.cluster.network.ids
+    size = plan.workload.tensor_parallel
+    if size == 1:
+        return local_rank
+    # devices without a stage compute nothing
+    return size * sum(ids.index(name) in plan.stage_of for name in devices[:local_rank])
+
+
+def torch_device(choice: str, gpu: int, *, shared: bool) -> torch.device:
+    """Where a process computes; ``shared`` if its GPU may be that of other processes."""
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise Refusal("--device cuda: this machine has no usable GPU; use cpu")
+    many = torch.cuda.device_count()
+    if gpu >= many and not shared:
+        raise Refusal(
+            f"--device {choice}: the devices here need at least {gpu + 1} GPUs of their own, and "
+            f"this machine has {many}; start fewer devices, use cpu, or plan with fewer GPUs a "
+            "worker (--tensor-parallel)"
+        )
     # several ranks may share a GPU: messages use host memory
-    number = environment_number("LOCAL_RANK", 0) * gpus_per_rank + gpu
-    return torch.device("cuda", number % torch.cuda.device_count())
+    return torch.device("cuda", gpu % many)

@@ -218,24 +218,23 @@ class _Forward:
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F or H, without saving anything for a backward pass."""
-        module, operations = self._model_stage.module, self._model_stage.operations
+        stage, operations = self._model_stage, self._model_stage.operations
         inputs_received = None if received is None else operations.decode_message(kind, received)
-        with torch.no_grad():
-            if kind == "F":
-                inputs = (
-                    self._tokens(microbatch)[:, :-1] if inputs_received is None else inputs_received
-                )
-                output = module.run_stage(inputs)
-                if module.head is not None:
-                    self._outputs[microbatch] = output
-                return operations.activation_codec.encode_message(output, gradient=False)
-            # the head's device computed the last output, or receives it
-            own_output = self._outputs.pop(microbatch, None)
-            activations = own_output if inputs_received is None else inputs_received
-            assert activations is not None
-            loss = module.run_loss(activations, self._tokens(microbatch)[:, 1:])
-            self._loss += loss
-            return loss
+        if kind == "F":
+            inputs = (
+                self._tokens(microbatch)[:, :-1] if inputs_received is None else inputs_received
+            )
+            output = stage.evaluate_stage(inputs)
+            if stage.module.head is not None:
+                self._outputs[microbatch] = output
+            return operations.activation_codec.encode_message(output, gradient=False)
+        # the head's device computed the last output, or receives it
+        own_output = self._outputs.pop(microbatch, None)
+        activations = own_output if inputs_received is None else inputs_received
+        assert activations is not None
+        loss = stage.evaluate_loss(activations, self._tokens(microbatch)[:, 1:])
+        self._loss += loss
+        return loss
 
     def loss(self) -> float:
         """Loss of the batch, summed over tokens."""

@@ -29,6 +29,7 @@ from planner.workload.working_memory import MESSAGES
 
 SUM_BYTES = 4
 """Bytes of a value in fp32."""
+EXCHANGED, CHECKPOINT_COPY = "the vector that GPUs exchange", "a copy for checkpoints"
 
 
 class TooLittleMemoryError(Refusal):
@@ -101,10 +102,14 @@ def memory_need(
         "the largest operation": costs.scratch_bytes,
     }
     extra_bytes: dict[str, float] = {}
-    if w.tensor_parallel > 1 and on_gpu:
+    several = w.tensor_parallel > 1
+    # all state but the gradients
+    copy_bytes = vector / SUM_BYTES * (w.state_bytes_per_parameter - SUM_BYTES)
+    if several and on_gpu:
         stage_bytes = {purpose: size / w.tensor_parallel for purpose, size in stage_bytes.items()}
-    elif w.tensor_parallel > 1:
-        extra_bytes["the vector that GPUs exchange"] = vector
+    elif several:
+        extra_bytes[EXCHANGED] = vector
+        extra_bytes[CHECKPOINT_COPY] = writes_checkpoints * copy_bytes
     if plan.sync.local_steps:
         copies = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: a snapshot of parameters, and a second gradient vector
@@ -119,13 +124,13 @@ def memory_need(
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
         extra_bytes["averaging"] = uses_collectives * rounded * vector / 2
         averages = plan.sync.local_steps or any(part.peers for part in parts)
-        pinned = _power_of_two(vector if averages else 0.0)
+        pinned = _power_of_two(vector if averages and not several else 0.0)
         pinned += (in_flight + queued) * _power_of_two(message)
         host_bytes = {"copies for the network": pinned + buffers}
+        if several:
+            host_bytes[EXCHANGED] = vector
         if writes_checkpoints:
-            # all state but the gradients
-            per_parameter = w.state_bytes_per_parameter - SUM_BYTES
-            host_bytes["a copy for checkpoints"] = vector / SUM_BYTES * per_parameter
+            host_bytes[CHECKPOINT_COPY] = copy_bytes
         return MemoryNeed(stage_bytes, extra_bytes, host_bytes)
     extra_bytes["averaging"] = buffers
     extra_bytes["messages"] = max(in_flight + queued - MESSAGES, 0) * message

@@ -201,6 +201,20 @@ class ModelStage:
         self._outer_step_pending = False
         self._after_update()
 
+    def evaluate_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, with no backward pass to follow."""
+        with torch.no_grad():
+            return self.module.run_stage(inputs)
+
+    def evaluate_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the head, summed over tokens, with no backward pass to follow."""
+        with torch.no_grad():
+            return self.module.run_loss(activations, targets)
+
+    def host_state_dict(self) -> dict[str, Tensor]:
+        """A copy of `state_dict` in host memory."""
+        return {name: value.to("cpu", copy=True) for name, value in self.state_dict().items()}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and optimizer states: everything needed to continue training.
 

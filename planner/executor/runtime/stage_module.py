@@ -22,7 +22,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.workload.layers import Architecture
 
-LoadWeights = Callable[[Architecture, int, int, Mapping[str, nn.Parameter]], None]
+LoadWeights = Callable[[Architecture, int, int, Mapping[str, Tensor]], None]
 """Sets parameters of layers ``start`` to ``stop``, by name."""
 
 

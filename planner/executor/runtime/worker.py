@@ -305,9 +305,10 @@ class Worker:
 
     def _clip(self, record: StepRecord) -> None:
         """Compute the global norm and clip by it, if the plan needs it."""
-        norm, vector = self.comm_plan.gradient_norm, self._runtime.gradients.current
+        norm = self.comm_plan.gradient_norm
         if norm is None:
             return
+        vector = self._runtime.gradients.current
         if self._simulated:
             # simulated compute has no gradients, only messages
             norm.clip_grad_norm_(vector[:0], self._step_connections.norm)

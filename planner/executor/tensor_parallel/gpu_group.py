@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
+from torch.distributed.distributed_c10d import (
+    AllreduceOptions,
+    ReduceOp,
+    ReduceScatterOptions,
+)
 
 from planner.executor.comm.device_collectives import CollectiveLibrary, make_process_group
 
@@ -42,6 +46,13 @@ class GpuGroup:
         self._device = self._host
         if device.type == "cuda":
             self._device = make_process_group(nccl, PrefixStore("device", store), index, size)
+            # NCCL connects in its first collective; by then all processes must have the store
+            self.all_reduce(torch.zeros(1, device=device))
+        self.barrier()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GpuGroup:
+        """The group itself: modules in the format of compute share it."""
+        return self
 
     @property
     def leads(self) -> bool:
@@ -73,15 +84,11 @@ class GpuGroup:
         self._device.allreduce([tensor], options).wait()
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all GPUs."""
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._device.allgather([parts], [tensor.contiguous()]).wait()
-        return parts
-
     def gather_tokens(self, part: Tensor) -> Tensor:
         """Activations of all tokens, from those of each GPU's tokens."""
-        return torch.cat(self.all_gather(part), TOKENS)
+        parts = part.new_empty((self.size, *part.shape))
+        self._device._allgather_base(parts.view(-1), part.reshape(-1)).wait()
+        return parts.transpose(0, TOKENS).flatten(TOKENS, TOKENS + 1)
 
     def gathered_linear(self, part: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
         """Outputs of linear layers for all tokens, from this GPU's; differentiable.
@@ -104,14 +111,24 @@ class GpuGroup:
         count = whole.shape[TOKENS] // self.size
         return whole.narrow(TOKENS, self.index * count, count)
 
+    def broadcast(self, whole: Tensor) -> Tensor:
+        """The leader's tensor; others give one of its shape."""
+        whole = whole.contiguous()
+        self._device.broadcast(whole, 0).wait()
+        return whole
+
     def broadcast_tokens(self, whole: Tensor) -> Tensor:
         """This GPU's tokens of the leader's activations; others give a tensor of that shape."""
-        self._device.broadcast(whole, 0).wait()
-        return self.tokens_of(whole).clone()
+        return self.tokens_of(self.broadcast(whole)).clone()
 
     def sum_tokens(self, whole: Tensor) -> Tensor:
         """This GPU's tokens of the sum of all GPUs' activations."""
-        return self.tokens_of(self.all_reduce(whole.contiguous().clone())).contiguous()
+        samples, tokens, *rest = whole.shape
+        parts = whole.reshape(samples, self.size, tokens // self.size, *rest).transpose(0, TOKENS)
+        total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+        options = ReduceScatterOptions()
+        self._device._reduce_scatter_base(total.view(-1), parts.reshape(-1), options).wait()
+        return total
 
 
 class _GatheredLinear(torch.autograd.Function):

@@ -16,7 +16,12 @@ from planner.executor.data.microbatches import Microbatches
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, build_head, build_stage
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
-from planner.executor.runtime.stage_module import has_head, require_executable, tied_numel
+from planner.executor.runtime.stage_module import (
+    LoadWeights,
+    has_head,
+    require_executable,
+    tied_numel,
+)
 from planner.executor.tensor_parallel.gpu_group import GpuGroup
 from planner.executor.tensor_parallel.sharded_module import ShardedStageModule
 from planner.executor.tensor_parallel.shards import Kind
@@ -42,7 +47,9 @@ class Command(enum.IntEnum):
     READ_STATE = 5
     SEEK = 6
     MEASURE = 7
-    STOP = 8
+    EVALUATE_STAGE = 8
+    EVALUATE_LOSS = 9
+    STOP = 10
 
 
 class WholeStage(nn.Module):
@@ -108,6 +115,8 @@ class GpuStage(ModelStage):
         }
         stage, stages = plan.stage_of[rank], len(plan.stage_layers)
         self._sends = {"F": stage < stages - 1, "B": stage > 0, "H": False}
+        # from now on the file may be removed: all have mapped it
+        group.barrier()
 
     def begin_part(self, step: int) -> None:
         """Start of a step."""
@@ -133,6 +142,24 @@ class GpuStage(ModelStage):
         """Memory for activations of all tokens."""
         shape = self.operations.activation_codec.shape
         return torch.empty(shape, dtype=self.module.dtype, device=self.device)
+
+    def new_tokens(self) -> Tensor:
+        """Memory for the tokens of a microbatch, or their targets."""
+        shape = self.operations.activation_codec.shape[:2]
+        return torch.empty(shape, dtype=torch.int64, device=self.device)
+
+    def evaluate_stage_part(self, whole_input: Tensor) -> Tensor:
+        """All activations after the stage, from the leader's tokens or activations."""
+        is_first = self.module.stage.stem is not None
+        receive = self.group.broadcast if is_first else self.group.broadcast_tokens
+        with torch.no_grad():
+            return self.group.gather_tokens(self.module.run_stage(receive(whole_input)))
+
+    def evaluate_loss_part(self, whole_input: Tensor, targets: Tensor) -> Tensor:
+        """Loss of all tokens, from the leader's activations and targets."""
+        part = self.group.broadcast_tokens(whole_input)
+        with torch.no_grad():
+            return self.module.run_loss(part, self.group.broadcast(targets))
 
     def collect_gradients(self) -> None:
         """Write gradients into the exchanged vector."""
@@ -220,6 +247,11 @@ def follow(stage: GpuStage) -> None:
             stage.data.seek(position)
         elif command is Command.MEASURE:
             stage.sum_held_bytes()
+        elif command is Command.EVALUATE_STAGE:
+            is_first = stage.module.stage.stem is not None
+            stage.evaluate_stage_part(stage.new_tokens() if is_first else stage.new_input())
+        elif command is Command.EVALUATE_LOSS:
+            stage.evaluate_loss_part(stage.new_input(), stage.new_tokens())
         else:
             return
 
@@ -291,10 +323,15 @@ class LeaderStage(GpuStage):
         data: DataConfig,
         group: GpuGroup,
         exchange_file: Path,
+        load_weights: LoadWeights | None = None,
     ) -> None:
         super().__init__(plan, rank, device, optimizer_config, data, group, exchange_file)
         if self.data is not None:
             self.data = _LeaderData(self.data, group)
+        if load_weights is not None:
+            layers = plan.stage_layers[plan.stage_of[rank]]
+            load_weights(require_executable(plan), *layers, self._whole)
+            self._spread(PARAMETER)
         self._worker_gradients = WorkerGradients(
             self.module.gradients, self.exchanged, self._collect
         )
@@ -302,9 +339,9 @@ class LeaderStage(GpuStage):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that all GPUs of the worker hold, and the vector through which they exchange."""
+        """Bytes that all GPUs of the worker hold, with the vector through which they exchange."""
         self._send(Command.MEASURE)
-        return self.sum_held_bytes() + self.exchanged.nbytes
+        return self.sum_held_bytes()
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Start of a step."""
@@ -329,16 +366,34 @@ class LeaderStage(GpuStage):
         self.update_part(averaged=averaged)
         self._worker_gradients.left_host()
 
+    def evaluate_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage."""
+        self._send(Command.EVALUATE_STAGE)
+        return self.evaluate_stage_part(inputs)
+
+    def evaluate_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """Loss, summed over tokens."""
+        self._send(Command.EVALUATE_LOSS)
+        return self.evaluate_loss_part(activations, targets)
+
+    def global_parameters(self) -> Mapping[str, Tensor]:
+        """Parameters of the whole stage, in memory that the next exchange replaces."""
+        self._gather(PARAMETER)
+        return self._whole
+
+    def host_state_dict(self) -> dict[str, Tensor]:
+        """`state_dict`, which is a copy in host memory."""
+        return self.state_dict()
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and moments of the whole stage, as of a device with one GPU."""
+        """A copy of the parameters and moments of the whole stage, as of a device with one GPU."""
         tensors: dict[str, Tensor] = {}
         # all parameters have taken as many steps
         first: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
-        for number, field in enumerate(FIELDS):
+        for field in FIELDS:
             if field != PARAMETER and field not in first:
                 continue
-            self._send(Command.WRITE_STATE, number)
-            self.write_state(field)
+            self._gather(field)
             prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
             tensors |= {f"{prefix}/{name}": t.clone() for name, t in self._whole.items()}
         if "step" in first:
@@ -349,19 +404,27 @@ class LeaderStage(GpuStage):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore `state_dict` of the whole stage, on all GPUs."""
         steps = [int(v) for key, v in state_dict.items() if key.startswith("optimizer/step/")]
-        for number, field in enumerate(FIELDS):
+        for field in FIELDS:
             prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
             if not any(key.startswith(f"{prefix}/") for key in state_dict):
                 continue
             for name, whole in self._whole.items():
                 whole.copy_(state_dict[f"{prefix}/{name}"])
-            optimizer_steps = steps[0] if steps else 0
-            self._send(Command.READ_STATE, number, optimizer_steps)
-            self.read_state(field, optimizer_steps)
+            self._spread(field, steps[0] if steps else 0)
 
     def stop(self) -> None:
         """End the processes of the other GPUs."""
         self._send(Command.STOP)
+
+    def _gather(self, field: str) -> None:
+        """Let all GPUs write a field of the state into the exchanged vector."""
+        self._send(Command.WRITE_STATE, FIELDS.index(field))
+        self.write_state(field)
+
+    def _spread(self, field: str, optimizer_steps: int = 0) -> None:
+        """Let all GPUs read a field of the state from the exchanged vector."""
+        self._send(Command.READ_STATE, FIELDS.index(field), optimizer_steps)
+        self.read_state(field, optimizer_steps)
 
     def _collect(self) -> None:
         self._send(Command.COLLECT)
