@@ -10,6 +10,7 @@ worker.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from planner.workload.layers import Family
@@ -54,12 +55,18 @@ def stage_memory(
     if compute < w.precision.parameters.bytes:
         copied = owned + head + (w.tied_parameters if first and runs_head else 0)
         state += compute * copied
+    for vectors, has_copy in _on_every_gpu(w, start, stop, runs_head=runs_head):
+        rounded = compute if has_copy and compute < w.precision.parameters.bytes else 0
+        state += (w.tensor_parallel - 1) * vectors * (w.state_bytes_per_parameter + rounded)
     tokens = samples * arch.sequence
     # every GPU of a worker gathers a layer's input, and has a gradient of it, for all tokens
     others = w.tensor_parallel - 1
     recomputed = activations * samples if recomputes else 0.0
     operations = [compute * (tokens * _gradients(w) + _matrix(w)) + recomputed]
-    operations[0] += others * 2 * compute * tokens * arch.hidden
+    if others:
+        # the input, and the gradients of two products with it; those of their matrices, too
+        operations[0] += others * 3 * compute * tokens * arch.hidden
+        operations[0] += 0 if arch.kind is Family.GPT2 else compute * arch.hidden * arch.ffn
     if first:
         # the stage's activations are freed by then
         freed = 0.0 if recomputes else activations * samples
@@ -87,6 +94,28 @@ def stage_memory(
             state, (input_bytes + (output_bytes if runs_head else 0.0)) * samples, largest
         )
     return StageMemory(state, activations * samples, largest)
+
+
+def _on_every_gpu(
+    workload: Workload, start: int, stop: int, *, runs_head: bool
+) -> Iterator[tuple[int, bool]]:
+    """Numbers of parameters that a worker's GPUs do not share, and whether they are rounded."""
+    arch = workload.architecture
+    assert arch is not None
+    is_gpt2 = arch.kind is Family.GPT2
+    norm = (2 if is_gpt2 else 1) * arch.hidden
+    for k in range(start, stop):
+        yield (4 if arch.post_norms else 2) * norm, True
+        if arch.qk_norm:
+            yield 2 * arch.attention_size, True
+        experts = arch.experts_of(k)
+        if experts is not None:
+            yield arch.hidden * experts.count, True
+            yield arch.hidden if experts.shared_gate else 0, True
+    if runs_head:
+        yield norm, True
+    if start == 0 and is_gpt2:
+        yield arch.hidden * arch.position_rows, False
 
 
 def _gradients(workload: Workload) -> float:

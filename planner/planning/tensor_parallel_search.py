@@ -11,9 +11,8 @@ from planner.planning.request import PlanRequest
 from planner.planning.workers import degrees
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
-from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result, objective_or_inf
-from planner.search.stop import StoppingCriterion, started
+from planner.search.stop import INTERRUPTED, StoppingCriterion, started
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
@@ -60,20 +59,31 @@ def plan_for_best_degree(
     if len(choices) == 1:
         return with_degree(1, stop)
     screened: dict[int, Result[TrainingPlan]] = {}
-    refused: dict[int, str] = {}
-    for degree in choices:
+    refused: dict[int, ProblemError | NetworkError] = {}
+
+    def is_over() -> bool:
+        """Whether a limit is reached, or Ctrl-C has ended the last search."""
+        last = next(reversed(screened.values()), None)
+        interrupted = last is not None and INTERRUPTED in last.stop_reason
+        return interrupted or run.check() is not None
+
+    # many GPUs per worker need least memory each
+    for degree in reversed(choices):
         try:
             screened[degree] = with_degree(degree, stop.portion(SCREENING_SHARE / len(choices)))
         except (ProblemError, NetworkError) as error:
-            refused[degree] = str(error)
-        if screened and (INTERRUPTS.requested or run.check() is not None):
+            refused[degree] = error
+        except KeyboardInterrupt:
+            if not screened:
+                raise
+            break
+        if screened and is_over():
             break
     if not screened:
-        # the most GPUs per worker need least memory each
-        raise ProblemError(refused[choices[-1]])
+        raise refused[choices[-1]]
     best_degree = min(screened, key=lambda degree: objective_or_inf(screened[degree]))
     best = screened[best_degree]
-    if not INTERRUPTS.requested and run.check() is None:
+    if not is_over():
         limit = stop.portion(1 - SCREENING_SHARE, run.remaining_s)
         refined = with_degree(best_degree, limit)
         if objective_or_inf(refined) < objective_or_inf(best):
@@ -84,9 +94,11 @@ def plan_for_best_degree(
     others = [
         Alternative(_words(best_degree), _words(degree), screened[degree].objective, unit)
         if degree in screened
-        else Alternative(_words(best_degree), _words(degree), None, unit, _reason(refused[degree]))
+        else Alternative(
+            _words(best_degree), _words(degree), None, unit, _reason(refused.get(degree))
+        )
         for degree in choices
-        if degree != best_degree and (degree in screened or degree in refused)
+        if degree != best_degree
     ]
     alternatives = (*others, *best.plan.alternatives)
     return replace(best, plan=best.plan.replace(alternatives=alternatives), runtime_s=run.elapsed_s)
@@ -96,6 +108,6 @@ def _words(degree: int) -> str:
     return f"{counted(degree, 'GPU')} a worker"
 
 
-def _reason(refusal: str) -> str:
-    """A refusal without its remedy."""
-    return refusal.split(";")[0]
+def _reason(refusal: Exception | None) -> str:
+    """A refusal without its remedy; without one, the search ended before."""
+    return "not tried: the search ended before" if refusal is None else str(refusal).split(";")[0]

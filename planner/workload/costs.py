@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.workload.transformer import position_parameters, replicated_parameters
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
@@ -133,11 +134,16 @@ def _stage_costs(
     if start == 0:
         # embeddings are looked up in fp32; a tied head multiplies with a rounded copy
         rounded -= workload.stem.parameters - (workload.tied_parameters if with_head else 0)
+    parameters_held = parameters
+    if (others := workload.tensor_parallel - 1) and (arch := workload.architecture) is not None:
+        copied = others * replicated_parameters(arch, start, stop, with_head=with_head)
+        rounded += copied
+        parameters_held += copied + (others * position_parameters(arch) if start == 0 else 0)
     return StageCosts(
         forward_flops=load.forward_flops * samples,
         backward_flops=(BACKWARD_TO_FORWARD + recompute) * load.forward_flops * samples,
         head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
-        state_bytes=parameters * workload.state_bytes_per_parameter
+        state_bytes=parameters_held * workload.state_bytes_per_parameter
         + rounded * working.rounded_bytes,
         scratch_bytes=scratch,
         saved_bytes=saved * samples,

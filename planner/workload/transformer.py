@@ -97,9 +97,19 @@ def active_parameters(arch: Architecture) -> int:
     return _stem_parameters(arch) + layers + head
 
 
+def replicated_parameters(arch: Architecture, start: int, stop: int, *, with_head: bool) -> int:
+    """Parameters of a stage's norms and routers: every GPU of a worker has them."""
+    layers = sum(_norms(arch) + _router(arch, k) for k in range(start, stop))
+    return layers + (_norm(arch) if with_head else 0)
+
+
+def position_parameters(arch: Architecture) -> int:
+    """Parameters of learned positions: every GPU of a first stage's worker has them."""
+    return (arch.position_rows if arch.kind is Family.GPT2 else 0) * arch.hidden
+
+
 def _stem_parameters(arch: Architecture) -> int:
-    positions = arch.position_rows if arch.kind is Family.GPT2 else 0
-    return (arch.vocabulary + positions) * arch.hidden
+    return arch.vocabulary * arch.hidden + position_parameters(arch)
 
 
 def _widths(arch: Architecture) -> tuple[int, int]:
@@ -120,6 +130,11 @@ def _ffn_weights(arch: Architecture, width: int) -> int:
     return (2 if arch.kind is Family.GPT2 else 3) * arch.hidden * width
 
 
+def _router(arch: Architecture, k: int) -> int:
+    experts = arch.experts_of(k)
+    return 0 if experts is None else arch.hidden * (experts.count + experts.shared_gate)
+
+
 def _stored_weights(arch: Architecture, k: int) -> int:
     """Entries of the matrices of a layer."""
     experts = arch.experts_of(k)
@@ -133,24 +148,27 @@ def _active_weights(arch: Architecture, k: int) -> int:
     experts = arch.experts_of(k)
     if experts is None:
         return _attention_weights(arch) + _ffn_weights(arch, arch.ffn)
-    router = arch.hidden * (experts.count + experts.shared_gate)
     widths = experts.active * experts.ffn + experts.shared_ffn
-    return _attention_weights(arch) + router + _ffn_weights(arch, widths)
+    return _attention_weights(arch) + _router(arch, k) + _ffn_weights(arch, widths)
+
+
+def _norms(arch: Architecture) -> int:
+    """Parameters of the norms of a layer."""
+    norms = _norm(arch) * (4 if arch.post_norms else 2)
+    return norms + (2 * arch.attention_size if arch.qk_norm else 0)
 
 
 def _vectors(arch: Architecture, k: int) -> int:
     """Biases and norms of a layer."""
     h, (q, kv) = arch.hidden, _widths(arch)
     everywhere = arch.kind is Family.GPT2
-    norms = _norm(arch) * (4 if arch.post_norms else 2)
-    norms += 2 * arch.attention_size if arch.qk_norm else 0
     biases = (q + 2 * kv) if everywhere or arch.qkv_bias else 0
     biases += h if everywhere or arch.out_bias else 0
     if everywhere:
         biases += arch.ffn + h
     elif arch.ffn_bias and arch.experts_of(k) is None:
         biases += 2 * arch.ffn + h
-    return norms + biases
+    return _norms(arch) + biases
 
 
 def _saved_elements(arch: Architecture, k: int) -> float:

@@ -20,9 +20,9 @@ EMBEDDING_COPIES = 5
 """Copies of a microbatch's activations in fp32 during the backward pass of the embedding."""
 HEAD_COPIES = 2
 """Copies of a microbatch's activations: input of the head, and its norm."""
-GATHERED_COPIES = 2
+GATHERED_COPIES = 3
 """Copies of a microbatch's activations on each GPU of a worker, beside its part: the gathered input
-of a matrix product, and its gradient before it is scattered."""
+of matrix products, its gradient, and that of a second product, or in the order to be scattered."""
 MESSAGES = 4
 """Messages on a device beside those of its operations: two arriving, two leaving."""
 
@@ -71,10 +71,12 @@ class WorkingMemory:
         degree, hidden = workload.tensor_parallel, tokens * arch.hidden
         gathered = (degree - 1) * GATHERED_COPIES * saved_bytes * hidden
         mask *= degree
+        matrices = _largest_matrix(arch)
+        if degree > 1 and arch.kind is not Family.GPT2:
+            # gradients of gate and up exist together
+            matrices += arch.hidden * arch.ffn
         return cls(
-            layer=saved_bytes * (tokens * _gradient_elements(arch) + _largest_matrix(arch))
-            + gathered
-            + mask,
+            layer=saved_bytes * (tokens * _gradient_elements(arch) + matrices) + gathered + mask,
             embedding=FP32_BYTES * (table + degree * EMBEDDING_COPIES * hidden) + mask,
             head=max(LOGIT_COPIES * FP32_BYTES * logits, saved_bytes * (logits + table))
             + degree * HEAD_COPIES * saved_bytes * hidden

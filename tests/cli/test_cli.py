@@ -834,3 +834,25 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "planner", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("planner ")
+
+
+def test_workers_of_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two machines of four GPUs and one of one, which has no part."""
+    devices, path = tmp_path / "devices.csv", tmp_path / "plan.json"
+    devices.write_text(
+        "name,gpu,count,machine\nOregon,T4,4,west\nOhio,A10G,4,east\nTokyo,A10G,1,asia\n"
+    )
+    argv = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-medium"]
+    argv += ["--devices", str(devices), "--batch-samples", "8", "--effort", "0.1", "--no-pictures"]
+    assert main([*argv, "--tensor-parallel", "2", "--out", str(path)]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "workers of 2 GPUs" in out and "1 GPU of asia in no worker of 2" in out
+    assert set(load_plan(path).cluster.network.ids) <= {"west/w0", "west/w1", "east/w0", "east/w1"}
+    for command in ("check", "simulate"):
+        assert main([command, str(path)]) == 0
+    assert main([*argv, "--tensor-parallel", "auto", "--out", str(path), "--force"]) == 0
+    assert "GPUs a worker" in unwrapped(capsys.readouterr().out)
+    assert main([*argv, "--tensor-parallel", "8", "--out", str(path), "--force"]) == 2
+    assert "no machine has so many GPUs that can compute: the largest has 4" in (
+        capsys.readouterr().err
+    )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from planner.executor.launch.gpu_processes import SHARED_MEMORY
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
@@ -14,11 +20,14 @@ from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 from planner.executor.tensor_parallel.shards import Kind, shard_of  # noqa: E402
-from tests.executor.forks import losses_by_step, run_plan  # noqa: E402
+from tests.executor.forks import losses_by_step, losses_in, run_plan  # noqa: E402
 
 GRID = [[0, 1], [2, 3]]
+FILES = "planner-worker-*"
+QWEN3 = Architecture(Family.LLAMA, 4, 32, 4, 2, 64, 61, 16, qk_norm=True, head_size=16)
 
 
 def plan_with(
@@ -43,8 +52,9 @@ def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]
         (tiny_workload(), GRID, {}),
         (tiny_workload("llama"), GRID, {"clip": 0.5}),
         (tiny_workload("llama", tied=True), [[0], [1]], {"recompute": (True,)}),
+        (Workload.transformer("qwen3", QWEN3, batch_samples=8, precision="fp32"), [[0, 1]], {}),
     ],
-    ids=["gpt2", "llama clipped", "tied, recomputed"],
+    ids=["gpt2", "llama clipped", "tied, recomputed", "norms of queries and keys"],
 )
 def test_losses_equal_those_of_single_gpus(
     tmp_path: Path, workload: Workload, grid: list[list[int]], changes: dict[str, object]
@@ -55,6 +65,90 @@ def test_losses_equal_those_of_single_gpus(
     assert sorted(two) == list(range(20))
     assert two == pytest.approx(one, rel=1e-5)
     assert one[19] != one[0]
+
+
+def test_four_gpus(tmp_path: Path) -> None:
+    """A device of four GPUs, each with a quarter of the heads and tokens."""
+    one, four = (plan_with(degree, tiny_workload(), [[0, 1]]) for degree in (1, 4))
+    losses = trained(tmp_path, four, "--steps", "6")
+    assert losses == pytest.approx(trained(tmp_path, one, "--steps", "6"), rel=1e-5)
+
+
+def test_bf16(tmp_path: Path) -> None:
+    """A tied matrix on one stage; sums of parts are rounded otherwise than whole sums."""
+    arch = tiny_workload("llama", tied=True).architecture
+    assert arch is not None
+    workload = Workload.transformer("bf16", arch, batch_samples=8, precision="bf16")
+    one, two = (plan_with(degree, workload, [[0], [1]]) for degree in (1, 2))
+    losses = trained(tmp_path, two, "--steps", "10")
+    assert losses == pytest.approx(trained(tmp_path, one, "--steps", "10"), rel=2e-3)
+    assert losses[9] != losses[0]
+
+
+def test_weights_evaluation_and_export(tmp_path: Path) -> None:
+    """Train on one GPU each, export, continue on two each: held-out losses are those of one."""
+    text = tmp_path / "text.txt"
+    text.write_text("a stitch in time saves nine; " * 200)
+    workload = tiny_workload("llama", words=256)
+    one, two = (plan_with(degree, workload) for degree in (1, 2))
+    first, results = str(tmp_path / "first"), {}
+    trained(tmp_path, one, "--steps", "3", "--data", str(text), "--export", first)
+    for degree, plan in ((1, one), (2, two)):
+        path, exported = tmp_path / f"{degree}.json", tmp_path / f"exported{degree}"
+        save_plan(plan, path)
+        options = ["--data", str(text), "--eval-data", str(text), "--eval-every", "2"]
+        options += ["--eval-batches", "2", "--weights", first, "--export", str(exported)]
+        code, events, said = run_plan(path, plan.cluster.network.ids, "--steps", "4", *options)
+        assert code == 0, said
+        evaluated = [event["loss"] for event in events if event["event"] == "evaluated"]
+        steps = [event for event in events if event["event"] != "evaluated"]
+        tensors = {
+            name: tensor
+            for file in sorted(exported.glob("*.safetensors"))
+            for name, tensor in load_file(file).items()
+        }
+        results[degree] = losses_in(steps), evaluated, tensors
+    assert results[2][0] == pytest.approx(results[1][0], rel=1e-5)
+    assert len(results[1][1]) == 2
+    assert results[2][1] == pytest.approx(results[1][1], rel=1e-5)
+    assert results[2][2].keys() == results[1][2].keys()
+    for name, tensor in results[1][2].items():
+        torch.testing.assert_close(results[2][2][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_lost_gpu_ends_the_run(tmp_path: Path) -> None:
+    """With its device's name, leaving no process and no file."""
+    plan = plan_with(2, tiny_workload(), [[0, 1]])
+    path = tmp_path / "plan.json"
+    save_plan(plan, path)
+    before = set(SHARED_MEMORY.glob(FILES))
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(run_plan, path, plan.cluster.network.ids, "--steps", "100000")
+        deadline = time.monotonic() + 60
+        # files are removed once all processes have opened them
+        while len(found := followers(path)) < 2 or set(SHARED_MEMORY.glob(FILES)) > before:
+            assert time.monotonic() < deadline and not run.done()
+            time.sleep(0.1)
+        os.kill(found[0], signal.SIGKILL)
+        code, _, said = run.result()
+    assert code == 3
+    assert "the process of its GPU 1 has ended (signal 9)" in said[-1]
+    assert said[-1].startswith("planner.executor: ended: device '")
+    while followers(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert set(SHARED_MEMORY.glob(FILES)) <= before
+
+
+def followers(plan: Path) -> list[int]:
+    """Processes of other GPUs than the first of a device."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"planner.executor.launch.follow_gpu" in words and str(plan).encode() in words:
+                found.append(int(process.name))
+    return found
 
 
 def test_a_checkpoint_resumes_on_other_numbers_of_gpus(tmp_path: Path) -> None:

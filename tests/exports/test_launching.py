@@ -19,7 +19,7 @@ from planner.exports.formats import export_plan
 from planner.exports.options import load_hosts
 from planner.network.network import Network
 from planner.training_plan.model import TrainingPlan
-from tests.conftest import make_plan, random_network
+from tests.conftest import make_plan, random_network, tiny_workload
 
 GRID = [[0, 5, 2], [3, 1, 4]]
 HOSTS = {"0": "red", "1": "red", "2": "blue.example.org", "3": "green", "4": "green", "5": "green"}
@@ -57,6 +57,11 @@ def test_host_file(plan: TrainingPlan) -> None:
     lines = export_plan(plan, "hostfile", hosts=HOSTS).splitlines()
     slots = [line.split(" slots=") for line in lines]
     assert [host for host, n in slots for _ in range(int(n))] == list(HOSTS.values())
+    two = make_plan(GRID, workload=tiny_workload().replace(tensor_parallel=2))
+    lines = export_plan(two, "hostfile", hosts=HOSTS).splitlines()
+    assert sum(int(line.split(" slots=")[1]) for line in lines) == 12
+    ranks = json.loads(export_plan(two, "ranks", hosts=HOSTS))["ranks"]
+    assert sorted(e["mesh_rank"] for e in ranks) == list(range(0, 12, 2))
     with pytest.raises(
         ExportError, match=r"needs consecutive ranks on each host, found 0, 1, 5 on 'red'.*ranks"
     ):

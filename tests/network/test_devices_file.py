@@ -47,6 +47,43 @@ def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
     assert np.asarray(cluster.devices.usd_per_hour).tolist() == [0.526, 0.526, 1.5]
 
 
+def test_gpus_of_machines(tmp_path: Path) -> None:
+    """Their links are of the GPU or stated; a machine's line carries its fastest pair outside."""
+    rates = np.array([[1.0, 2e8, 3e8], [1e8, 1.0, 1e8], [1e8, 1e8, 1.0]])
+    network = pl.Network(np.full((3, 3), 0.02), rates, ["a", "b", "c"])
+    path = write_csv(
+        tmp_path,
+        "name,gpu,count,machine,gpu_link_gbps,gpu_link_us\n"
+        "a,A100,4,node1,,\nb,A100,2,node2,100,5\nc,T4,,,,\n",
+    )
+    cluster = load_devices(path, network)
+    devices = cluster.devices
+    assert cluster.network.ids == ("a/0", "a/1", "a/2", "a/3", "b/0", "b/1", "c/0")
+    assert devices.machines == ("node1",) * 4 + ("node2",) * 2 + ("",)
+    assert devices.sites == ("node1",) * 4 + ("node2",) * 2 + ("device 6",)
+    assert devices.site_upload_bytes_per_s == {"node1": 3e8, "node2": 1e8}
+    assert devices.site_download_bytes_per_s == {"node1": 1e8, "node2": 2e8}
+    links = np.asarray(devices.gpu_link_bytes_per_s).tolist()
+    assert links[:6] == [0.8 * 2400e9 / 8] * 4 + [100e9 / 8] * 2
+    assert cluster.network.bandwidth_bytes_per_s[0, 1] == links[0]
+    assert cluster.network.latency_s[4, 5] == pytest.approx(5e-6)
+    assert cluster.network.bandwidth_bytes_per_s[3, 4] == 2e8
+    workers, _ = pl.tensor_parallel_workers(cluster, tiny_workload(), 2)
+    assert workers.network.ids == ("node1/w0", "node1/w1", "node2")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("name,gpu,gpu_link_gbps\nnorth,A100,100\n", "'north' has gpu_link_gbps.*no machine"),
+        ("name,tflops,memory_gb,machine\nnorth,9,8,m\n", "no GPU whose link is known; give gpu"),
+    ],
+)
+def test_links_without_machine_or_gpu(tmp_path: Path, rows: str, message: str) -> None:
+    with pytest.raises(pl.NetworkError, match=message):
+        load_devices(write_csv(tmp_path, rows), two_regions())
+
+
 def test_partial_prices(tmp_path: Path) -> None:
     """All or none; a default price applies to rows without one."""
     rows = "name,gpu,usd_per_hour\nnorth,H200,{}\ns/0,V100,\n"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planner.executor.launch.process import LAUNCHER_PID
+from planner.executor.tensor_parallel.gpu_group import GRACE_S
 from planner.utils.output_files import NO_ROOM
 
 INDEX, RANK, FOLDER = "PLANNER_GPU_INDEX", "PLANNER_GPU_RANK", "PLANNER_GPU_FOLDER"
@@ -19,7 +20,7 @@ INDEX, RANK, FOLDER = "PLANNER_GPU_INDEX", "PLANNER_GPU_RANK", "PLANNER_GPU_FOLD
 through which the GPUs find each other and exchange vectors."""
 SHARED_MEMORY = Path("/dev/shm")
 STORE_FILE, EXCHANGE_FILE = "store", "exchange"
-STOP_S, GRACE_S = 10.0, 2.0
+STOP_S = 10.0
 
 
 class GpuProcesses:
@@ -85,7 +86,6 @@ class GpuProcesses:
 
     def _watch(self, index: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        # if the rank fails for the same reason, it says more
         time.sleep(GRACE_S)
         if not self._stopping:
             end = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch.distributed.distributed_c10d import (
 
 from planner.executor.comm.device_collectives import CollectiveLibrary, make_process_group
 
+GRACE_S = 2.0
+"""Wait of the thread that watches a worker's processes before it ends the rank: if the rank fails
+for the same reason, that says more."""
 TOKENS = 1
 """Dimension of tokens in activations ``[samples, tokens, hidden]``."""
 
@@ -59,35 +63,44 @@ class GpuGroup:
         """Whether this process is the rank of the plan's device."""
         return self.index == 0
 
+    def _wait(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            collective(*arguments).wait()
+        except RuntimeError:
+            if self.leads:
+                # the thread that watches the other processes ends this one, and says which is gone
+                time.sleep(2 * GRACE_S)
+            raise
+
     def send_command(self, numbers: Sequence[int]) -> None:
         """Send a command from the leader to the other GPUs."""
-        self._host.broadcast(torch.tensor(numbers, dtype=torch.int64), 0).wait()
+        self._wait(self._host.broadcast, torch.tensor(numbers, dtype=torch.int64), 0)
 
     def receive_command(self, length: int) -> list[int]:
         """Receive a command of the leader."""
         numbers = torch.zeros(length, dtype=torch.int64)
-        self._host.broadcast(numbers, 0).wait()
+        self._wait(self._host.broadcast, numbers, 0)
         return numbers.tolist()
 
     def barrier(self) -> None:
         """Wait until all GPUs have called this."""
-        self._host.allreduce([torch.zeros(1)]).wait()
+        self._wait(self._host.allreduce, [torch.zeros(1)])
 
     def sum_on_host(self, tensor: Tensor) -> None:
         """Replace a tensor in host memory by the sum over all GPUs."""
-        self._host.allreduce([tensor]).wait()
+        self._wait(self._host.allreduce, [tensor])
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
         """The tensor, replaced by its sum (or maximum) over all GPUs."""
         options = AllreduceOptions()
         options.reduceOp = op
-        self._device.allreduce([tensor], options).wait()
+        self._wait(self._device.allreduce, [tensor], options)
         return tensor
 
     def gather_tokens(self, part: Tensor) -> Tensor:
         """Activations of all tokens, from those of each GPU's tokens."""
         parts = part.new_empty((self.size, *part.shape))
-        self._device._allgather_base(parts.view(-1), part.reshape(-1)).wait()
+        self._wait(self._device._allgather_base, parts.view(-1), part.reshape(-1))
         return parts.transpose(0, TOKENS).flatten(TOKENS, TOKENS + 1)
 
     def gathered_linear(self, part: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
@@ -114,7 +127,7 @@ class GpuGroup:
     def broadcast(self, whole: Tensor) -> Tensor:
         """The leader's tensor; others give one of its shape."""
         whole = whole.contiguous()
-        self._device.broadcast(whole, 0).wait()
+        self._wait(self._device.broadcast, whole, 0)
         return whole
 
     def broadcast_tokens(self, whole: Tensor) -> Tensor:
@@ -127,7 +140,7 @@ class GpuGroup:
         parts = whole.reshape(samples, self.size, tokens // self.size, *rest).transpose(0, TOKENS)
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
         options = ReduceScatterOptions()
-        self._device._reduce_scatter_base(total.view(-1), parts.reshape(-1), options).wait()
+        self._wait(self._device._reduce_scatter_base, total.view(-1), parts.reshape(-1), options)
         return total
 
 
