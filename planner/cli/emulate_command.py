@@ -74,6 +74,7 @@ def _shrink(text: str) -> float | None:
 def run(args: argparse.Namespace) -> int:
     """Validate the request, run the emulation and print the comparison."""
     from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
+    from planner.emulate.links import emulated_cluster
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
+    plan = plan.replace(cluster=emulated_cluster(plan.cluster))
     resolved = resolve_settings(plan, settings, _print_progress)
     emulation = emulate(args.plan, plan, resolved, _print_progress)
     if args.trace is not None:

@@ -12,6 +12,7 @@ from planner.emulate.capacity import CARRIED_BYTES_PER_S, need_of
 from planner.emulate.comparison import Comparison, compare
 from planner.emulate.execution import Step, parts_of, planned_steps, steps_of, warm
 from planner.emulate.links import links_of
+from planner.emulate.namespaces import EmulationError
 from planner.emulate.network import SwitchStats, emulated
 from planner.emulate.prediction import Prediction, predict, predict_here
 from planner.emulate.processors import ProcessorUsage
@@ -119,6 +120,10 @@ def resolve_settings(
     """Choose numbers of steps and scaling factors for this machine."""
     idle_steps, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
+        if (degree := plan.workload.tensor_parallel) > 1:
+            raise EmulationError(
+                f"--real-compute is not supported with devices of {degree} GPUs; leave it out"
+            )
         require_memory(plan, executable_workload(plan))
         return RunSettings(0, steps, real_compute=True, jitter_s=settings.jitter_s)
     need = need_of(plan, links_of(plan.cluster))

@@ -16,6 +16,8 @@ SIDES = 4
 """Most limits per pair: sender's upload, receiver's download, and both sites' links."""
 PACKET_S = 5e-3
 """Longest transmission time of a packet, in seconds, which bounds the packet size."""
+INSIDE = 10.0
+"""Most that a link within a machine is faster than all others."""
 MTU_BYTES = (1500, 65_520)
 IP_TCP_BYTES = 52
 """Size of IP and TCP headers with timestamps."""
@@ -63,6 +65,23 @@ class EmulatedLinks(NamedTuple):
         n = self.devices
         delay = self.latency.reshape(n, n)
         return float((self.rate.reshape(n, n) * (delay + delay.T)).max())
+
+
+def emulated_cluster(cluster: Cluster) -> Cluster:
+    """The cluster whose links within machines are at most `INSIDE` times as fast as all others.
+
+    They carry little for long, but would decide by how much all rates are divided.
+    """
+    network, machines = cluster.network, np.array(cluster.devices.machines or ())
+    if not len(machines):
+        return cluster
+    rate = network.bandwidth_bytes_per_s
+    inside = (machines[:, None] == machines) & (machines != "")
+    outside = rate[~inside & ~np.eye(len(cluster), dtype=bool)]
+    if not len(outside):
+        return cluster
+    slower = np.where(inside, np.minimum(rate, INSIDE * outside.max()), rate)
+    return cluster.replace(network=network.replace(bandwidth_bytes_per_s=slower))
 
 
 def links_of(

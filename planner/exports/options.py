@@ -92,7 +92,7 @@ class ExportOptions:
         count("stage", self.stage, 0, error=ExportError)
 
     def host_of(self, plan: TrainingPlan) -> tuple[str, ...]:
-        """Return the host of every device, in the plan's order.
+        """Return the host of every device, in the plan's order: by default its machine, or itself.
 
         Raises
         ------
@@ -101,7 +101,8 @@ class ExportOptions:
         """
         ids = plan.cluster.network.ids
         if not self.hosts:
-            return ids
+            machines = plan.cluster.devices.machines or ids
+            return tuple(machine or name for machine, name in zip(machines, ids, strict=True))
         hosts = {device: _normalized(host) for device, host in self.hosts.items()}
         unknown = [name for name in self.hosts if name not in {*ids, *plan.left_out}]
         if unknown:

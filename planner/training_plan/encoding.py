@@ -23,7 +23,7 @@ FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"
 ABILITIES = ("can_compute", "can_aggregate")
 """Written only if some device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
-NAMED = ("sites", "interfaces")
+NAMED = ("sites", "interfaces", "machines")
 BESIDE = ("peak_flops", "gpus")
 """Fields that the hash does not cover."""
 OPERATION = re.compile("([FHB])([0-9]*)")
