@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
+from planner.network.gpu_link_logs import read_gpu_link
 from planner.network.gpus import (
     COLLECTIVE_S,
     DEFAULT_GPU,
@@ -67,6 +68,8 @@ class DeviceRow:
         Machine whose GPUs the devices are.
     gpu_link_bytes_per_s, gpu_link_latency_s
         Link of a GPU to the others of its machine.
+    gpu_link_log
+        File with a measurement of that link.
     """
 
     name: str
@@ -88,6 +91,7 @@ class DeviceRow:
     machine: str | None = None
     gpu_link_bytes_per_s: float | None = None
     gpu_link_latency_s: float | None = None
+    gpu_link_log: str | None = None
     line: int = 0
 
     @property
@@ -130,7 +134,8 @@ def load_devices(
         ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour``, ``interface`` (network
         interface on which the rank listens), ``machine`` (whose GPUs the devices are),
         ``gpu_link_gbps`` and ``gpu_link_us`` (bandwidth that collectives attain between its GPUs,
-        and latency of a collective; by default of the GPU's model).
+        and latency of a collective; by default of the GPU's model), ``gpu_link_log`` (a file, seen
+        from the CSV's folder, to read them from: see `planner.network.gpu_link_logs`).
     network
         Measured between the named devices; unnamed devices are left out.
     default
@@ -164,7 +169,7 @@ def load_devices(
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
         rows = [row for row in rows if row.name not in without]
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
-        return _cluster(rows, network, default, inside, usd_per_hour)
+        return _cluster(rows, network, default, inside, usd_per_hour, Path(path).parent)
     except ValueError as error:
         raise NetworkError(f"{path}: {error}") from None
 
@@ -279,6 +284,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "machine": ("machine", _text),
     "gpu_link_gbps": ("gpu_link_bytes_per_s", _number(1e9 / 8)),
     "gpu_link_us": ("gpu_link_latency_s", _number(1e-6)),
+    "gpu_link_log": ("gpu_link_log", _text),
 }
 
 
@@ -288,6 +294,7 @@ def _cluster(
     default: Devices,
     inside: Link | None,
     usd_per_hour: float | None,
+    folder: Path,
 ) -> Cluster:
     row_of: dict[str, DeviceRow] = {}
     for row in rows:
@@ -301,7 +308,8 @@ def _cluster(
     row_of = {name: row_of[name] for name in network.ids if name in row_of}
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
     rows = [row for name, row in row_of.items() for _ in range(counts[name] or 1)]
-    links = [_gpu_link(row, default) for row in rows]
+    link_of = {row.line: _gpu_link(row, default, folder) for row in rows}
+    links = [link_of[row.line] for row in rows]
     if all(count in (None, 1) for count in counts.values()):
         network = network.subset(list(row_of))
     else:
@@ -333,21 +341,27 @@ def _replicated(
     )
 
 
-def _gpu_link(row: DeviceRow, default: Devices) -> Link | None:
-    """The link of a row's GPUs within their machine, as stated or of the model; None without."""
+def _gpu_link(row: DeviceRow, default: Devices, folder: Path) -> Link | None:
+    """The link of a row's GPUs within their machine: stated, measured or of the model."""
+    stated = {
+        "gpu_link_gbps": row.gpu_link_bytes_per_s,
+        "gpu_link_us": row.gpu_link_latency_s,
+        "gpu_link_log": row.gpu_link_log,
+    }
     if row.machine is None:
-        for column, value in (
-            ("gpu_link_gbps", row.gpu_link_bytes_per_s),
-            ("gpu_link_us", row.gpu_link_latency_s),
-        ):
+        for column, value in stated.items():
             if value is not None:
                 raise NetworkError(
                     f"line {row.line}: {row.name!r} has {column}, the link to other GPUs of its "
                     "machine, but no machine; name the machine"
                 )
         return None
-    bandwidth = row.gpu_link_bytes_per_s
+    bandwidth, latency = row.gpu_link_bytes_per_s, row.gpu_link_latency_s
     gpu = row.gpu or (default.gpus if row.flops is None else None)
+    if row.gpu_link_log is not None:
+        measured = read_gpu_link(folder / row.gpu_link_log, gpu if isinstance(gpu, str) else None)
+        bandwidth = bandwidth or measured.bandwidth_bytes_per_s
+        latency = measured.latency_s if latency is None else latency
     if bandwidth is None and isinstance(gpu, str):
         bandwidth = LINK_UTILIZATION * GPUS[gpu].link_bytes_per_s
     if bandwidth is None:
@@ -355,7 +369,6 @@ def _gpu_link(row: DeviceRow, default: Devices) -> Link | None:
             f"line {row.line}: {row.name!r} names a machine, and no GPU whose link is known; give "
             "gpu, or gpu_link_gbps"
         )
-    latency = row.gpu_link_latency_s
     return Link(COLLECTIVE_S if latency is None else latency, bandwidth)
 
 

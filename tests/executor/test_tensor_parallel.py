@@ -13,7 +13,7 @@ import pytest
 
 from planner.executor.launch.gpu_processes import SHARED_MEMORY
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
@@ -53,8 +53,9 @@ def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]
         (tiny_workload("llama"), GRID, {"clip": 0.5}),
         (tiny_workload("llama", tied=True), [[0], [1]], {"recompute": (True,)}),
         (Workload.transformer("qwen3", QWEN3, batch_samples=8, precision="fp32"), [[0, 1]], {}),
+        (tiny_workload(), [[0], [1]], {"sync": Sync(2, OuterOptimizer())}),
     ],
-    ids=["gpt2", "llama clipped", "tied, recomputed", "norms of queries and keys"],
+    ids=["gpt2", "llama clipped", "tied, recomputed", "norms of queries and keys", "outer steps"],
 )
 def test_losses_equal_those_of_single_gpus(
     tmp_path: Path, workload: Workload, grid: list[list[int]], changes: dict[str, object]
@@ -72,6 +73,49 @@ def test_four_gpus(tmp_path: Path) -> None:
     one, four = (plan_with(degree, tiny_workload(), [[0, 1]]) for degree in (1, 4))
     losses = trained(tmp_path, four, "--steps", "6")
     assert losses == pytest.approx(trained(tmp_path, one, "--steps", "6"), rel=1e-5)
+
+
+def test_head_on_the_first_stage(tmp_path: Path) -> None:
+    """It shares the matrix of the embedding; the last stage sends it activations."""
+    one, two = (
+        make_plan(
+            [[0, 1]],
+            workload=tiny_workload("llama", tied=True).replace(tensor_parallel=degree),
+            head="first",
+        )
+        for degree in (1, 2)
+    )
+    losses = trained(tmp_path, two, "--steps", "6")
+    assert losses == pytest.approx(trained(tmp_path, one, "--steps", "6"), rel=1e-5)
+
+
+def test_fp16_skips_the_same_steps(tmp_path: Path) -> None:
+    """Its first loss scales are too large: steps are skipped on all GPUs, and after a resume."""
+    arch = tiny_workload("llama").architecture
+    assert arch is not None
+    workload = Workload.transformer("fp16", arch, batch_samples=8, precision="fp16")
+    one, two = (plan_with(degree, workload, [[0, 1]]) for degree in (1, 2))
+    whole = trained(tmp_path, one, "--steps", "12")
+    options = ("--checkpoint", str(tmp_path / "kept"), "--every", "4")
+    losses = trained(tmp_path, two, "--steps", "4", *options)
+    losses |= trained(tmp_path, two, "--steps", "12", "--resume", str(tmp_path / "kept"))
+    assert losses == pytest.approx(whole, rel=2e-3)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_outer_steps_resume(tmp_path: Path, delayed: bool) -> None:
+    """Resume in the middle of an interval, or with a pending outer step, on other GPUs."""
+    sync = Sync(2, OuterOptimizer(), delayed=delayed)
+    one, two = (
+        plan_with(degree, tiny_workload("llama"), [[0], [1]], sync=sync) for degree in (1, 2)
+    )
+    whole = trained(tmp_path, one, "--steps", "8")
+    for first, then in ((two, one), (one, two)):
+        folder = tmp_path / first.content_hash
+        options = ("--checkpoint", str(folder), "--every", "2" if delayed else "3")
+        losses = trained(tmp_path, first, "--steps", "4", *options)
+        losses |= trained(tmp_path, then, "--steps", "8", "--resume", str(folder))
+        assert losses == pytest.approx(whole, rel=1e-5)
 
 
 def test_bf16(tmp_path: Path) -> None:
@@ -171,9 +215,9 @@ def test_what_workers_do_not_support_is_refused(tmp_path: Path) -> None:
     save_plan(plan, path)
     code, _, said = run_plan(path, names, "--steps", "3", "--elastic")
     assert code == 2 and "--elastic: is not supported with devices of 2 GPUs" in said[0]
-    save_plan(plan.replace(sync=Sync(2, OuterOptimizer())), path)
+    save_plan(plan.replace(wiring="stochastic", routing=Routing()), path)
     code, _, said = run_plan(path, names, "--steps", "3")
-    assert code == 2 and "do not run averaging every H steps; plan without it" in said[0]
+    assert code == 2 and "do not choose paths; plan with --wiring fixed" in said[0]
 
 
 def test_plain_gradient_descent(tmp_path: Path) -> None:

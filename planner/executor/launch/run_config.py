@@ -276,18 +276,11 @@ class RunConfig:
                     f"{flag(name)}: is not supported with devices of {degree} GPUs (tensor "
                     "parallelism); leave it out, or plan with --tensor-parallel 1"
                 )
-        features = {
-            "fp16": plan.workload.precision.scales_loss,
-            "averaging every H steps": plan.sync.local_steps,
-            "wiring 'stochastic'": plan.wiring is Wiring.STOCHASTIC,
-            "a head on the first stage": plan.head_stage < len(plan.stage_layers) - 1,
-        }
-        for feature, applies in features.items():
-            if applies:
-                raise Refusal(
-                    f"{plan.workload.name}: devices of {degree} GPUs (tensor parallelism) do not "
-                    f"run {feature}; plan without it, or with --tensor-parallel 1"
-                )
+        if plan.wiring is Wiring.STOCHASTIC:
+            raise Refusal(
+                f"{plan.workload.name}: devices of {degree} GPUs (tensor parallelism) do not "
+                "choose paths; plan with --wiring fixed or --tensor-parallel 1"
+            )
 
     def validate_files(self) -> None:
         """Refuse outputs that would overwrite other files."""

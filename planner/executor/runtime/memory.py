@@ -103,17 +103,17 @@ def memory_need(
     }
     extra_bytes: dict[str, float] = {}
     several = w.tensor_parallel > 1
+    # with delayed outer steps, one is averaged while others are exchanged
+    exchanged = (1 + plan.sync.delayed) * vector
     # all state but the gradients
     copy_bytes = vector / SUM_BYTES * (w.state_bytes_per_parameter - SUM_BYTES)
-    if several and on_gpu:
-        stage_bytes = {purpose: size / w.tensor_parallel for purpose, size in stage_bytes.items()}
-    elif several:
-        extra_bytes[EXCHANGED] = vector
+    if several and not on_gpu:
+        extra_bytes[EXCHANGED] = exchanged
         extra_bytes[CHECKPOINT_COPY] = writes_checkpoints * copy_bytes
     if plan.sync.local_steps:
         copies = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: a snapshot of parameters, and a second gradient vector
-        copies += (1 if on_gpu else 2) * plan.sync.delayed
+        copies += (1 if on_gpu or several else 2) * plan.sync.delayed
         extra_bytes["outer step"] = max(copies - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
     if calibrate:
         # another copy of parameters and moments, and one microbatch
@@ -128,7 +128,12 @@ def memory_need(
         pinned += (in_flight + queued) * _power_of_two(message)
         host_bytes = {"copies for the network": pinned + buffers}
         if several:
-            host_bytes[EXCHANGED] = vector
+            # each GPU has a part of what is kept there
+            stage_bytes, extra_bytes = (
+                {purpose: size / w.tensor_parallel for purpose, size in on_all.items()}
+                for on_all in (stage_bytes, extra_bytes)
+            )
+            host_bytes[EXCHANGED] = exchanged
         if writes_checkpoints:
             host_bytes[CHECKPOINT_COPY] = copy_bytes
         return MemoryNeed(stage_bytes, extra_bytes, host_bytes)

@@ -160,6 +160,10 @@ class ModelStage:
             self._sample_shares.commit_step()
             if scale is None:
                 return  # without samples there is no gradient
+        self._apply_gradients(scale)
+
+    def _apply_gradients(self, scale: float | None) -> None:
+        """Take an optimizer step with the gradients, times a factor."""
         gradients = self.gradients.to_device()
         if scale is not None:
             gradients.mul_(scale)

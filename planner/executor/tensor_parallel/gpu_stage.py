@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import Microbatches
+from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model import EMBEDDING, PROJECTION, build_head, build_stage
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -31,8 +34,9 @@ from planner.training_plan.schedule import Schedule
 META = torch.device("meta")
 KINDS = "FHB"
 PARAMETER = "parameter"
-FIELDS = (PARAMETER, "exp_avg", "exp_avg_sq")
-"""State of a parameter: itself and AdamW's moments."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+FIELDS = (PARAMETER, *MOMENTS, outer.PARAMETER, outer.MOMENTUM)
+"""State of a parameter: itself, AdamW's moments, and of the outer optimizer."""
 COMMAND_LENGTH = 4
 
 
@@ -49,7 +53,10 @@ class Command(enum.IntEnum):
     MEASURE = 7
     EVALUATE_STAGE = 8
     EVALUATE_LOSS = 9
-    STOP = 10
+    TAKE_SNAPSHOT = 10
+    PSEUDO_GRADIENT = 11
+    OUTER_STEP = 12
+    STOP = 13
 
 
 class WholeStage(nn.Module):
@@ -114,13 +121,16 @@ class GpuStage(ModelStage):
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
         stage, stages = plan.stage_of[rank], len(plan.stage_layers)
-        self._sends = {"F": stage < stages - 1, "B": stage > 0, "H": False}
+        is_last, sends_to_head = stage == stages - 1, plan.head_stage < stages - 1
+        self._sends = {"F": not is_last or sends_to_head, "B": stage > 0, "H": sends_to_head}
         # from now on the file may be removed: all have mapped it
         group.barrier()
 
-    def begin_part(self, step: int) -> None:
-        """Start of a step."""
+    def begin_part(self, step: int, scale_exponent: int) -> None:
+        """Start of a step, with a loss scale of a power of two."""
         self._step = step
+        if self._scaler is not None:
+            self._scaler.scale = 2.0**scale_exponent
         self.module.gradients.zero_()
         self.operations.begin(step)
 
@@ -175,32 +185,57 @@ class GpuStage(ModelStage):
         # before anything else is written there
         self.group.barrier()
 
-    def update_part(self, *, averaged: bool) -> None:
-        """Take an optimizer step, with averaged gradients or the device's own."""
+    def update_part(self, scale: float, *, averaged: bool) -> None:
+        """Take an optimizer step, with averaged gradients or the device's own, times a factor."""
         if averaged:
             self.spread_gradients()
         else:
             self.module.sum_whole_gradients()
+        if scale != 1:
+            self.module.gradients.mul_(scale)
         self.optimizer_config.set_lr(self.optimizer, self._step)
         self.optimizer.step()
         self._after_update()
 
+    def write_pseudo_gradient(self, weight: float) -> None:
+        """Write the weighted pseudo-gradient into the exchanged vector."""
+        assert self.outer is not None
+        self.outer.pseudo_gradient(self.module.gradients, weight)
+        self._write((name, p.grad) for name, p in self.module.named_parameters())
+        self.group.barrier()
+
+    def outer_step_part(self) -> None:
+        """Apply the outer step with the mean pseudo-gradient in the exchanged vector."""
+        assert self.outer is not None
+        self.spread_gradients()
+        self.outer.step(self.module.gradients)
+        self._after_update()
+
+    def take_snapshot_part(self) -> None:
+        """Take a snapshot for the pseudo-gradient."""
+        assert self.outer is not None
+        self.outer.take_snapshot()
+
     def write_state(self, field: str) -> None:
         """Write a field of the state into the exchanged vector."""
-        self._write((name, self._field(p, field)) for name, p in self.module.named_parameters())
+        self._write(self._fields(field).items())
         self.group.barrier()
 
     def read_state(self, field: str, optimizer_steps: int) -> None:
         """Read a field of the state from the exchanged vector."""
-        with torch.no_grad():
+        parts = {
+            name: self.module.shard(name).of(self._whole[name])
+            for name, _ in self.module.named_parameters()
+        }
+        if field in MOMENTS:
             for name, parameter in self.module.named_parameters():
-                part = self.module.shard(name).of(self._whole[name]).to(self.device, copy=True)
-                if field == PARAMETER:
-                    parameter.copy_(part)
-                else:
-                    state = self.optimizer.state[parameter]
-                    state[field] = part
-                    state["step"] = torch.tensor(float(optimizer_steps), device=self.device)
+                state = self.optimizer.state[parameter]
+                state[field] = parts[name].to(self.device, copy=True)
+                state["step"] = torch.tensor(float(optimizer_steps), device=self.device)
+        else:
+            with torch.no_grad():
+                for name, value in self._fields(field).items():
+                    value.copy_(parts[name])
         self.module.cast_weights()
         self.group.barrier()
 
@@ -210,11 +245,19 @@ class GpuStage(ModelStage):
         self.group.sum_on_host(total)
         return int(total)
 
-    def _field(self, parameter: nn.Parameter, field: str) -> Tensor:
+    def _fields(self, field: str) -> Mapping[str, Tensor]:
+        """A field of all parameters by name; empty if there is none."""
         if field == PARAMETER:
-            return parameter
-        value: Tensor = self.optimizer.state[parameter][field]
-        return value
+            return dict(self.module.named_parameters())
+        if field not in MOMENTS:
+            state = {} if self.outer is None else self.outer.state_dict()
+            return {k.removeprefix(field): v for k, v in state.items() if k.startswith(field)}
+        state_of = self.optimizer.state
+        return {
+            name: state_of[parameter][field]
+            for name, parameter in self.module.named_parameters()
+            if field in state_of[parameter]
+        }
 
     def _write(self, parts: Iterable[tuple[str, Tensor | None]]) -> None:
         for name, part in parts:
@@ -230,13 +273,13 @@ def follow(stage: GpuStage) -> None:
         code, first, second, third = stage.group.receive_command(COMMAND_LENGTH)
         command = Command(code)
         if command is Command.BEGIN:
-            stage.begin_part(first)
+            stage.begin_part(first, second)
         elif command is Command.RUN:
             stage.run_part(KINDS[first], second, stage.new_input() if third else None)
         elif command is Command.COLLECT:
             stage.collect_gradients()
         elif command is Command.UPDATE:
-            stage.update_part(averaged=bool(first))
+            stage.update_part(_float(second), averaged=bool(first))
         elif command is Command.WRITE_STATE:
             stage.write_state(FIELDS[first])
         elif command is Command.READ_STATE:
@@ -245,6 +288,12 @@ def follow(stage: GpuStage) -> None:
             position = stage.group.receive_command(first)
             assert stage.data is not None
             stage.data.seek(position)
+        elif command is Command.TAKE_SNAPSHOT:
+            stage.take_snapshot_part()
+        elif command is Command.PSEUDO_GRADIENT:
+            stage.write_pseudo_gradient(_float(first))
+        elif command is Command.OUTER_STEP:
+            stage.outer_step_part()
         elif command is Command.MEASURE:
             stage.sum_held_bytes()
         elif command is Command.EVALUATE_STAGE:
@@ -336,18 +385,24 @@ class LeaderStage(GpuStage):
             self.module.gradients, self.exchanged, self._collect
         )
         self.gradients = self._worker_gradients
+        # the next steps exchange other vectors while it is averaged
+        self._mean = self.exchanged
+        if plan.sync.delayed:
+            self._mean = torch.empty_like(self.exchanged)
 
     @property
     def held_bytes(self) -> int:
         """Bytes that all GPUs of the worker hold, with the vector through which they exchange."""
         self._send(Command.MEASURE)
-        return self.sum_held_bytes()
+        separate = self._mean is not self.exchanged
+        return self.sum_held_bytes() + (self._mean.nbytes if separate else 0)
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Start of a step."""
-        self._send(Command.BEGIN, step)
+        exponent = 0 if self._scaler is None else round(math.log2(self._scaler.scale))
+        self._send(Command.BEGIN, step, exponent)
         self._worker_gradients.left_host()
-        self.begin_part(step)
+        self.begin_part(step, exponent)
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B on all GPUs; returns the message of all tokens."""
@@ -359,12 +414,41 @@ class LeaderStage(GpuStage):
             return torch.empty(0, device=self.device)
         return operations.encode_message(kind, output)
 
-    def update(self, norm: float | None = None) -> None:
-        """Take an optimizer step on all GPUs."""
-        averaged = self._worker_gradients.is_on_host
-        self._send(Command.UPDATE, averaged)
-        self.update_part(averaged=averaged)
+    def unscale(self) -> None:
+        """Divide the step's gradients by the loss scale."""
+        if self._scaler is not None:
+            self._worker_gradients.current.mul_(1 / self._scaler.scale)
+
+    def _apply_gradients(self, scale: float | None) -> None:
+        averaged, factor = self._worker_gradients.is_on_host, 1.0 if scale is None else scale
+        self._send(Command.UPDATE, averaged, _bits(factor))
+        self.update_part(factor, averaged=averaged)
         self._worker_gradients.left_host()
+
+    def take_snapshot(self) -> None:
+        """Take a snapshot for the pseudo-gradient, on all GPUs."""
+        self._send(Command.TAKE_SNAPSHOT)
+        self.take_snapshot_part()
+        self._sample_shares.take_snapshot()
+
+    def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
+        """Weighted pseudo-gradient of the whole stage."""
+        weight = self._sample_shares.pseudo_gradient_weight(self._step, microbatches)
+        self._send(Command.PSEUDO_GRADIENT, _bits(weight))
+        self.write_pseudo_gradient(weight)
+        if self._mean is not self.exchanged:
+            self._mean.copy_(self.exchanged)
+        self._outer_step_pending = True
+        return self._mean
+
+    def outer_step(self) -> None:
+        """Apply the outer step with the mean pseudo-gradient, on all GPUs."""
+        if self._mean is not self.exchanged:
+            self.exchanged.copy_(self._mean)
+        self._send(Command.OUTER_STEP)
+        self.outer_step_part()
+        self._sample_shares.commit_outer_step()
+        self._outer_step_pending = False
 
     def evaluate_stage(self, inputs: Tensor) -> Tensor:
         """Activations after the stage."""
@@ -378,7 +462,7 @@ class LeaderStage(GpuStage):
 
     def global_parameters(self) -> Mapping[str, Tensor]:
         """Parameters of the whole stage, in memory that the next exchange replaces."""
-        self._gather(PARAMETER)
+        self._gather(PARAMETER if self.outer is None else outer.PARAMETER)
         return self._whole
 
     def host_state_dict(self) -> dict[str, Tensor]:
@@ -388,33 +472,51 @@ class LeaderStage(GpuStage):
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the parameters and moments of the whole stage, as of a device with one GPU."""
         tensors: dict[str, Tensor] = {}
+        for field in FIELDS:
+            if self._fields(field):
+                self._gather(field)
+                tensors |= {_key(field, name): t.clone() for name, t in self._whole.items()}
         # all parameters have taken as many steps
         first: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
-        for field in FIELDS:
-            if field != PARAMETER and field not in first:
-                continue
-            self._gather(field)
-            prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
-            tensors |= {f"{prefix}/{name}": t.clone() for name, t in self._whole.items()}
         if "step" in first:
             step = torch.as_tensor(first["step"]).cpu()
             tensors |= {f"optimizer/step/{name}": step.clone() for name in self._whole}
+        if self._scaler is not None:
+            tensors |= self._scaler.state_dict()
+        if self._outer_step_pending:
+            tensors |= {outer.MEAN + name: t.clone() for name, t in self._named_mean().items()}
         return tensors
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore `state_dict` of the whole stage, on all GPUs."""
         steps = [int(v) for key, v in state_dict.items() if key.startswith("optimizer/step/")]
         for field in FIELDS:
-            prefix = PARAMETER if field == PARAMETER else f"optimizer/{field}"
-            if not any(key.startswith(f"{prefix}/") for key in state_dict):
+            if not any(key.startswith(_key(field, "")) for key in state_dict):
                 continue
             for name, whole in self._whole.items():
-                whole.copy_(state_dict[f"{prefix}/{name}"])
+                whole.copy_(state_dict[_key(field, name)])
             self._spread(field, steps[0] if steps else 0)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state_dict)
+        if self.outer is None:
+            return
+        # with a pending outer step, nothing was done since the snapshot
+        self._send(Command.TAKE_SNAPSHOT)
+        self.take_snapshot_part()
+        self._outer_step_pending = any(name.startswith(outer.MEAN) for name in state_dict)
+        if self._outer_step_pending:
+            for name, part in self._named_mean().items():
+                part.copy_(state_dict[outer.MEAN + name])
 
     def stop(self) -> None:
         """End the processes of the other GPUs."""
         self._send(Command.STOP)
+
+    def _named_mean(self) -> dict[str, Tensor]:
+        """Views of the mean pseudo-gradient, by name."""
+        parts = torch.split(self._mean, [whole.numel() for whole in self._whole.values()])
+        named = zip(self._whole.items(), parts, strict=True)
+        return {name: part.view_as(whole) for (name, whole), part in named}
 
     def _gather(self, field: str) -> None:
         """Let all GPUs write a field of the state into the exchanged vector."""
@@ -433,3 +535,21 @@ class LeaderStage(GpuStage):
     def _send(self, command: Command, *numbers: int) -> None:
         padding = [0] * (COMMAND_LENGTH - 1 - len(numbers))
         self.group.send_command([int(command), *(int(n) for n in numbers), *padding])
+
+
+def _key(field: str, name: str) -> str:
+    """The name of a parameter's field in checkpoints."""
+    if field in MOMENTS:
+        return f"optimizer/{field}/{name}"
+    return f"{PARAMETER}/{name}" if field == PARAMETER else field + name
+
+
+def _bits(value: float) -> int:
+    """A number as a command carries it."""
+    return int.from_bytes(struct.pack("<d", value), "little", signed=True)
+
+
+def _float(bits: int) -> float:
+    """Inverse of `_bits`."""
+    number: float = struct.unpack("<d", bits.to_bytes(8, "little", signed=True))[0]
+    return number
