@@ -92,7 +92,12 @@ def plan_for_best_degree(
         return best
     unit = "$" if "cost" in best.plan.certificates else "s"
     others = [
-        Alternative(_words(best_degree), _words(degree), screened[degree].objective, unit)
+        Alternative(
+            _words(best_degree),
+            f"{_words(degree)}{_bounded(screened[degree], unit)}",
+            screened[degree].objective,
+            unit,
+        )
         if degree in screened
         else Alternative(
             _words(best_degree), _words(degree), None, unit, _reason(refused.get(degree))
@@ -106,6 +111,11 @@ def plan_for_best_degree(
 
 def _words(degree: int) -> str:
     return f"{counted(degree, 'GPU')} a worker"
+
+
+def _bounded(result: Result[TrainingPlan], unit: str) -> str:
+    """The bound of other plans with as many GPUs per worker, if there is one."""
+    return "" if result.bound is None else f" (none below {result.bound:.4g} {unit})"
 
 
 def _reason(refusal: Exception | None) -> str:

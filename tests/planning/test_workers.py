@@ -186,9 +186,9 @@ def test_auto_is_no_slower_than_any_degree_and_lists_the_others() -> None:
         assert fixed.objective is not None
         assert best.objective <= fixed.objective * (1 + 1e-9)
     chosen = best.plan.workload.tensor_parallel
-    words = {"1 GPU a worker", "2 GPUs a worker", "4 GPUs a worker"}
     others = [a.instead for a in best.plan.alternatives if a.taken.endswith("a worker")]
-    assert len(others) == 2 and set(others) < words
+    assert len(others) == 2 and all("GPU" in words for words in others)
+    assert all("a worker (none below " in words for words in others)
     assert pl.check(best.plan, cluster) == [] and chosen in (1, 2, 4)
 
 
