@@ -45,6 +45,7 @@ def main() -> int:
             config.training_data(),
             group,
             folder / EXCHANGE_FILE,
+            compiled=bool(config.compile),
         )
     )
     return 0

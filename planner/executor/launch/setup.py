@@ -161,7 +161,8 @@ class RunState:
             self.data,
             group,
             self.gpu_processes.exchange_file,
-            self._load_weights(with_weights=with_weights),
+            load_weights=self._load_weights(with_weights=with_weights),
+            compiled=bool(self.config.compile),
         )
         self.gpu_processes.remove_files()
         return stage

@@ -109,14 +109,12 @@ class GpuGroup:
         The gathered input is not kept for the backward pass, which gathers it again.
         """
         parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
-        outputs: tuple[Tensor, ...] = _GatheredLinear.apply(  # type: ignore[no-untyped-call]
-            self, part, *parameters
-        )
+        outputs: tuple[Tensor, ...] = _GATHERED_LINEAR(self, part, *parameters)
         return outputs
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
         """This GPU's tokens of the sum over all GPUs; differentiable."""
-        part: Tensor = _ScatterSum.apply(self, partial)  # type: ignore[no-untyped-call]
+        part: Tensor = _SCATTER_SUM(self, partial)
         return part
 
     def tokens_of(self, whole: Tensor) -> Tensor:
@@ -201,6 +199,13 @@ class _VocabularyLoss(torch.autograd.Function):
         return None, result * gradient, None, None
 
 
+# what is compiled ends before a collective, and begins again after it
+_GATHERED_LINEAR, _SCATTER_SUM, _VOCABULARY_LOSS = (
+    torch.compiler.disable(function.apply)  # type: ignore[no-untyped-call]
+    for function in (_GatheredLinear, _ScatterSum, _VocabularyLoss)
+)
+
+
 def vocabulary_loss(group: GpuGroup, logits: Tensor, targets: Tensor, first: int) -> Tensor:
     """Cross-entropy, summed over tokens, where each GPU has the logits of some of the words.
 
@@ -211,7 +216,5 @@ def vocabulary_loss(group: GpuGroup, logits: Tensor, targets: Tensor, first: int
     first
         The first of them.
     """
-    loss: Tensor = _VocabularyLoss.apply(  # type: ignore[no-untyped-call]
-        group, logits, targets, first
-    )
+    loss: Tensor = _VOCABULARY_LOSS(group, logits, targets, first)
     return loss

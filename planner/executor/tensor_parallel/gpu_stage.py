@@ -106,8 +106,10 @@ class GpuStage(ModelStage):
         data: DataConfig,
         group: GpuGroup,
         exchange_file: Path,
+        *,
+        compiled: bool = False,
     ) -> None:
-        module = ShardedStageModule(plan, rank, device, group)
+        module = ShardedStageModule(plan, rank, device, group, compiled=compiled)
         super().__init__(plan, rank, device, optimizer_config, data=data, module=module)
         self.group = group
         shapes = WholeStage(plan, rank).shapes()
@@ -372,9 +374,13 @@ class LeaderStage(GpuStage):
         data: DataConfig,
         group: GpuGroup,
         exchange_file: Path,
+        *,
         load_weights: LoadWeights | None = None,
+        compiled: bool = False,
     ) -> None:
-        super().__init__(plan, rank, device, optimizer_config, data, group, exchange_file)
+        super().__init__(
+            *(plan, rank, device, optimizer_config, data, group, exchange_file), compiled=compiled
+        )
         if self.data is not None:
             self.data = _LeaderData(self.data, group)
         if load_weights is not None:

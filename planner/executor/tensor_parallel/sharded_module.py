@@ -125,10 +125,16 @@ class ShardedStageModule(StageModule):
     """
 
     def __init__(
-        self, plan: TrainingPlan, rank: int, device: torch.device, group: GpuGroup
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        group: GpuGroup,
+        *,
+        compiled: bool = False,
     ) -> None:
         self._group = group
-        super().__init__(plan, rank, device)
+        super().__init__(plan, rank, device, compiled=compiled)
 
     def _build_stage(self, start: int, stop: int, seed: int, device: torch.device) -> Stage:
         arch, group = self._arch, self._group
