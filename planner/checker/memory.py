@@ -88,7 +88,7 @@ def stage_memory(
     if arch.window is not None and arch.window < arch.sequence:
         largest += compute * float(arch.sequence) ** 2 * w.tensor_parallel
     if (start, stop) != (0, len(w.layers)):
-        largest += 4 * samples * max(layer.output_bytes for layer in w.layers)
+        largest += w.tensor_parallel * 4 * samples * max(x.output_bytes for x in w.layers)
     if recomputes:
         return StageMemory(
             state, (input_bytes + (output_bytes if runs_head else 0.0)) * samples, largest

@@ -24,18 +24,23 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
     """
     t, d = workload.tensor_parallel, cluster.devices
     computes = np.asarray(d.can_compute).tolist()
-    places = ["" if d.machines is None else d.machines[k] for k in range(len(cluster))]
-    places = [place or name for place, name in zip(places, cluster.network.ids, strict=True)]
+    ids = cluster.network.ids
+    machines = [""] * len(ids) if d.machines is None else list(d.machines)
+    # a device of no machine may be called as one
+    places = [(m, "") if m else ("", name) for m, name in zip(machines, ids, strict=True)]
+    kept = [name for name, can in zip(ids, computes, strict=True) if not can]
     by_place = sorted((k for k, can in enumerate(computes) if can), key=lambda k: (places[k], k))
     found: list[tuple[list[int], str]] = []
-    for place, group in groupby(by_place, key=lambda k: places[k]):
+    for (machine, name), group in groupby(by_place, key=lambda k: places[k]):
         gpus = list(group)
         parts = [gpus[k : k + t] for k in range(0, len(gpus) - t + 1, t)]
-        names = [place] if len(parts) == 1 else [f"{place}/w{k}" for k in range(len(parts))]
+        names = [f"{machine or name}/w{k}" for k in range(len(parts))]
+        if len(parts) == 1 and (machine or name) not in kept:
+            names = [machine or name]
         found += zip(parts, names, strict=True)
     if not found or d.gpu_link_bytes_per_s is None or d.gpu_link_latency_s is None:
         return None
-    found += [([k], cluster.network.ids[k]) for k, can in enumerate(computes) if not can]
+    found += [([k], ids[k]) for k, can in enumerate(computes) if not can]
     found.sort(key=lambda worker: worker[0])
     link, delay = np.asarray(d.gpu_link_bytes_per_s), np.asarray(d.gpu_link_latency_s)
     arch, w = workload.architecture, workload

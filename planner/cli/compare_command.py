@@ -66,6 +66,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "network": plan.cluster.network.content_hash[:12],
         "workload": plan.workload.name,
         "devices": len(plan.cluster),
+        "tensor_parallel": plan.workload.tensor_parallel,
         "stage_sizes": [len(group) for group in plan.assignment.groups],
         "layers": [stop - start for start, stop in plan.stage_layers],
         "recompute": list(plan.recompute),

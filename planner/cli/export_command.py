@@ -30,7 +30,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--hosts",
         type=Path,
-        help=f"CSV with columns device,host; default: every device is a host ({_readers('hosts')})",
+        help="CSV with columns device,host; default: machines are hosts, and devices without one "
+        f"({_readers('hosts')})",
     )
     sub.add_argument(
         "--interface", help=f"network interface of the ranks ({_readers('interface')})"

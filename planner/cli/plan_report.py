@@ -160,7 +160,8 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
     if (degree := plan.workload.tensor_parallel) > 1:
         yield (
             f"Each device of the plan is a worker of {degree} GPUs of a machine, which split the "
-            "stage's matrices (tensor parallelism). Bounds are for workers of as many."
+            f"stage's matrices (tensor parallelism){_gpu_links(plan)}. Bounds are for workers of "
+            "as many."
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
@@ -239,6 +240,20 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         *(line for text in undone for line in wrapped(text)),
         *wrapped(f"wrote {', '.join(data['written'])}  (hash {data['content_hash'][:12]})"),
     ]
+
+
+def _gpu_links(plan: TrainingPlan) -> str:
+    """With what links between its GPUs the slowest worker was priced, if that is known."""
+    devices = plan.cluster.devices
+    rates, delays = devices.gpu_link_bytes_per_s, devices.gpu_link_latency_s
+    if rates is None or delays is None:
+        return ""
+    workers = np.asarray(devices.can_compute)
+    rate, delay = np.asarray(rates)[workers].min(), np.asarray(delays)[workers].max()
+    return (
+        f" and exchange {rate / 1e9:.4g} GB/s after {delay * 1e6:.3g} us a collective, as the "
+        "devices file or the GPU's model has it"
+    )
 
 
 def ratio(step_s: float, own_s: float) -> str:

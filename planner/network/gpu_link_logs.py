@@ -24,6 +24,7 @@ PCIE_BYTES_PER_S = {
 }
 """PCIe x16 in one direction of GPUs whose link in the table is NVLink: generations 3, 4 and 5."""
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
+GPU = re.compile(r"GPU[0-9]+")
 NVLINKS = re.compile(r"NV([0-9]+)")
 PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
@@ -74,6 +75,8 @@ def _of_collectives(lines: list[str]) -> Link | None:
         if line.startswith("#"):
             header = words if {"time", "busbw"} <= set(words) else header
         elif header and len(words) > header.index("busbw") and words[0].isdecimal():
+            if not int(words[0]) or not int(words[1]):
+                continue  # all_gather of fewer values than GPUs moves nothing
             times_us.append(float(words[header.index("time")]))
             rates.append(float(words[header.index("busbw")]) * 1e9)
     if not rates or max(rates) <= 0 or min(times_us) <= 0:
@@ -83,9 +86,9 @@ def _of_collectives(lines: list[str]) -> Link | None:
 
 def _of_topology(lines: list[str], path: str | Path, gpu: str | None) -> Link | None:
     """The slowest pair of a matrix of ``nvidia-smi``; None without one."""
-    rows = [line.split() for line in lines if re.match(r"\s*GPU[0-9]+\s", line)]
+    rows = [words for line in lines if (words := line.split()) and GPU.fullmatch(words[0])]
     # the first names the columns
-    size = max((sum(word.startswith("GPU") for word in row) for row in rows), default=0)
+    size = max((sum(map(bool, map(GPU.fullmatch, row))) for row in rows), default=0)
     kinds = {kind for row in rows[1:] for kind in row[1 : size + 1] if kind != "X"}
     if not kinds or not all(kind in PCIE or NVLINKS.fullmatch(kind) for kind in kinds):
         return None

@@ -65,11 +65,14 @@ def tensor_parallel_workers(
     machines = _machines(cluster)
     members: list[tuple[int, ...]] = []
     names: list[str] = []
-    for machine, gpus in machines.items():
+    # devices that remain keep their names
+    taken = {ids[d] for d in np.flatnonzero(~np.asarray(devices.can_compute)).tolist()}
+    for (_, machine), gpus in machines.items():
         several = len(gpus) // degree
         for k in range(several):
             members.append(tuple(gpus[k * degree : (k + 1) * degree]))
-            names.append(machine if several == 1 else f"{machine}/w{k}")
+            alone = several == 1 and machine not in taken
+            names.append(machine if alone else f"{machine}/w{k}")
     if not members:
         most = max(map(len, machines.values()), default=1)
         raise ProblemError(
@@ -110,7 +113,7 @@ def unused_gpus(cluster: Cluster, degree: int) -> str:
         return ""
     remaining = {
         machine: len(gpus) % degree
-        for machine, gpus in _machines(cluster).items()
+        for (_, machine), gpus in _machines(cluster).items()
         if len(gpus) % degree
     }
     if not remaining:
@@ -120,13 +123,13 @@ def unused_gpus(cluster: Cluster, degree: int) -> str:
     return f"{counted(many, 'GPU')} of {machine}{more} in no worker of {degree}"
 
 
-def _machines(cluster: Cluster) -> dict[str, list[int]]:
-    """GPUs that can compute, by machine; a device without one is its own."""
+def _machines(cluster: Cluster) -> dict[tuple[bool, str], list[int]]:
+    """GPUs that can compute, by whether their machine is stated, and its name or the device's."""
     devices, ids = cluster.devices, cluster.network.ids
-    machines: dict[str, list[int]] = {}
+    machines: dict[tuple[bool, str], list[int]] = {}
     for d in np.flatnonzero(np.asarray(devices.can_compute)).tolist():
         machine = "" if devices.machines is None else devices.machines[d]
-        machines.setdefault(machine or ids[d], []).append(d)
+        machines.setdefault((bool(machine), machine or ids[d]), []).append(d)
     return machines
 
 

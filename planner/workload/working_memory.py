@@ -81,7 +81,7 @@ class WorkingMemory:
             head=max(LOGIT_COPIES * FP32_BYTES * logits, saved_bytes * (logits + table))
             + degree * HEAD_COPIES * saved_bytes * hidden
             + mask,
-            messages=MESSAGES * samples * max(x.output_bytes for x in workload.layers),
+            messages=degree * MESSAGES * samples * max(x.output_bytes for x in workload.layers),
             rounded_bytes=float(
                 saved_bytes if saved_bytes < workload.precision.parameters.bytes else 0
             ),

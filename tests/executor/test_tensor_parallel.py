@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.executor.launch.gpu_processes import FOLDER
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
@@ -148,11 +147,12 @@ def test_bf16(tmp_path: Path) -> None:
 
 
 def test_weights_evaluation_and_export(tmp_path: Path) -> None:
-    """Train on one GPU each, export, continue on two each: held-out losses are those of one."""
+    """Continue from exported weights with outer steps: held-out losses are those of one GPU."""
     text = tmp_path / "text.txt"
     text.write_text("a stitch in time saves nine; " * 200)
     workload = tiny_workload("llama", words=256)
-    one, two = (plan_with(degree, workload) for degree in (1, 2))
+    sync = Sync(2, OuterOptimizer())
+    one, two = (plan_with(degree, workload, sync=sync) for degree in (1, 2))
     first, results = str(tmp_path / "first"), {}
     trained(tmp_path, one, "--steps", "3", "--data", str(text), "--export", first)
     for degree, plan in ((1, one), (2, two)):
@@ -179,15 +179,14 @@ def test_weights_evaluation_and_export(tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_ends_the_run(tmp_path: Path) -> None:
-    """With its device's name, leaving no process and no file."""
+    """With its device's name, leaving no process."""
     plan = plan_with(2, tiny_workload(), [[0, 1]])
     path = tmp_path / "plan.json"
     save_plan(plan, path)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(run_plan, path, plan.cluster.network.ids, "--steps", "100000")
         deadline = time.monotonic() + 60
-        # files are removed once all processes have opened them
-        while len(found := followers(path)) < 2 or any(map(Path.exists, folders(found))):
+        while len(found := followers(path)) < 2 or not all(map(has_begun, found)):
             assert time.monotonic() < deadline and not run.done()
             time.sleep(0.1)
         os.kill(found[0], signal.SIGKILL)
@@ -200,14 +199,9 @@ def test_a_lost_gpu_ends_the_run(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def folders(processes: list[int]) -> list[Path]:
-    """Folders of the files through which processes exchange."""
-    found = []
-    for process in processes:
-        variables = Path(f"/proc/{process}/environ").read_text().split("\0")
-        found += [Path(v.removeprefix(f"{FOLDER}=")) for v in variables if v.startswith(FOLDER)]
-    assert len(found) == len(processes)
-    return found
+def has_begun(process: int) -> bool:
+    """Whether a process has mapped the memory through which gradients are exchanged."""
+    return "planner-exchange" in Path(f"/proc/{process}/maps").read_text()
 
 
 def followers(plan: Path) -> list[int]:

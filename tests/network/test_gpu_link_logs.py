@@ -18,7 +18,8 @@ COLLECTIVES = """\
 # size count type redop root time algbw busbw #wrong time algbw busbw #wrong
 # (B) (elements) (us) (GB/s) (GB/s) (us) (GB/s) (GB/s)
 host-1:4242:4242 [0] NCCL INFO Bootstrap : Using eth0
-           8 2 float none -1 17.42 0.00 0.00 0 17.01 0.00 0.00 0
+           0 0 float none -1 0.14 0.00 0.00 0 0.13 0.00 0.00 0
+          64 4 float none -1 17.42 0.00 0.00 0 17.01 0.00 0.00 0
      1048576 65536 float none -1 29.80 35.19 26.39 0 29.70 35.31 26.48 0
    268435456 16777216 float none -1 1310.2 204.88 153.66 0 1308.0 205.23 153.92 0
 # Out of bounds values : 0 OK
@@ -31,11 +32,11 @@ OLD = """\
     33554432 8388608 float sum 4000.0 8.39 12.58 1e-06 4000.0 8.39 12.58 1e-06
 """
 TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV12\t{far}\tNV12\tPXB\t0-31\t0
-GPU1\tNV12\t X \tNV12\tNV12\tSYS\t0-31\t0
-GPU2\t{far}\tNV12\t X \tNV12\tSYS\t32-63\t1
-GPU3\tNV12\tNV12\tNV12\t X \tPXB\t32-63\t1
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV12\t{far}\tNV12\tPXB\t0-31\t0\t\tN/A
+GPU1\tNV12\t X \tNV12\tNV12\tSYS\t0-31\t0\t\tN/A
+GPU2\t{far}\tNV12\t X \tNV12\tSYS\t32-63\t1\t\tN/A
+GPU3\tNV12\tNV12\tNV12\t X \tPXB\t32-63\t1\t\tN/A
 NIC0\tPXB\tSYS\tSYS\tPXB\t X
 
 Legend:

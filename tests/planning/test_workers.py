@@ -63,6 +63,20 @@ def test_figures_of_a_worker_by_hand() -> None:
     assert workers.network.latency_s[0, 2] == cluster.network.latency_s[:2, 4:6].max()
 
 
+def test_names_of_devices_and_machines_may_be_alike() -> None:
+    """A device without machine is in none of its name; an aggregator keeps its name."""
+    cluster = machines_of([2, 1, 1], can_compute=[True, True, True, False])
+    network = cluster.network.replace(ids=["a", "b", "m0", "m0'"])
+    devices = replace(cluster.devices, machines=["m0", "m0", "", ""])
+    workers, workload = tensor_parallel_workers(pl.Cluster(network, devices), tiny_workload(), 2)
+    assert workers.network.ids == ("m0", "m0'")
+    network = cluster.network.replace(ids=["a", "b", "c", "m0"])
+    workers, workload = tensor_parallel_workers(pl.Cluster(network, devices), tiny_workload(), 2)
+    assert workers.network.ids == ("m0/w0", "m0")
+    derived = worker_cluster(pl.Cluster(network, devices), workload)
+    assert derived is not None and derived.network.ids == workers.network.ids
+
+
 def test_one_worker_a_machine_has_its_name() -> None:
     cluster = machines_of([4, 5, 2])
     workers, _ = tensor_parallel_workers(cluster, tiny_workload(), 4)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
-from planner.executor.fault_tolerance.shutdown import REFUSED
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from planner.executor.comm.device_collectives import LOOPBACK
+from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.gpu_processes import (
-    EXCHANGE_FILE,
-    FOLDER,
+    EXCHANGE_FD,
     INDEX,
     RANK,
-    STORE_FILE,
+    STORE_PORT,
+    exchange_file,
 )
 from planner.executor.launch.process import die_with_parent, exit_now, init_process
 from planner.executor.launch.setup import first_gpu, torch_device
-from planner.executor.tensor_parallel.gpu_group import GpuGroup
+from planner.executor.tensor_parallel.gpu_group import GpuGroup, LeaderLostError
 from planner.executor.tensor_parallel.gpu_stage import GpuStage, follow
 from planner.training_plan.file import load_plan
 from planner.utils.refusal import Refusal
@@ -32,10 +34,10 @@ def main() -> int:
     die_with_parent(signal.SIGKILL)
     config = parse_arguments(None, __doc__, prog="python -m planner.executor.launch.follow_gpu")
     plan = load_plan(config.plan)
-    index, folder = int(os.environ[INDEX]), Path(os.environ[FOLDER])
-    size = plan.workload.tensor_parallel
+    index, size = int(os.environ[INDEX]), plan.workload.tensor_parallel
     device = torch_device(config.device, first_gpu(plan, config.devices) + index, shared=False)
-    group = GpuGroup(folder / STORE_FILE, index, size, device)
+    store = TCPStore(LOOPBACK, int(os.environ[STORE_PORT]))
+    group = GpuGroup(store, index, size, device)
     follow(
         GpuStage(
             plan,
@@ -44,7 +46,7 @@ def main() -> int:
             config.optimizer_config(),
             config.training_data(),
             group,
-            folder / EXCHANGE_FILE,
+            exchange_file(int(os.environ[EXCHANGE_FD])),
             compiled=bool(config.compile),
         )
     )
@@ -57,3 +59,5 @@ if __name__ == "__main__":
     except Refusal:
         # the leader prints it
         exit_now(REFUSED)
+    except LeaderLostError:
+        exit_now(FAILED)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from planner.executor.comm.device_collectives import LOOPBACK
 from planner.executor.launch.process import LAUNCHER_PID
 from planner.executor.tensor_parallel.gpu_group import GRACE_S
-from planner.utils.output_files import NO_ROOM
 
-INDEX, RANK, FOLDER = "PLANNER_GPU_INDEX", "PLANNER_GPU_RANK", "PLANNER_GPU_FOLDER"
-"""Environment variables: a GPU's number in its worker, the worker's rank, and the folder in memory
-through which the GPUs find each other and exchange vectors."""
-SHARED_MEMORY = Path("/dev/shm")
-STORE_FILE, EXCHANGE_FILE = "store", "exchange"
+INDEX, RANK = "PLANNER_GPU_INDEX", "PLANNER_GPU_RANK"
+EXCHANGE_FD, STORE_PORT = "PLANNER_GPU_EXCHANGE", "PLANNER_GPU_STORE"
+"""Environment variables: a GPU's number in its worker, the worker's rank, and how the processes
+exchange vectors and find each other."""
 STOP_S = 10.0
 
 
@@ -42,18 +42,25 @@ class GpuProcesses:
         exchange_bytes: int,
         on_failure: Callable[[str], None],
     ) -> None:
-        self._folder = _folder_with_file(exchange_bytes)
+        # memory without a name: nothing is left when the processes end
+        self._exchange = os.memfd_create("planner-exchange")
+        os.posix_fallocate(self._exchange, 0, exchange_bytes)
+        self.store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
         self._on_failure = on_failure
         self._stopping = False
         command = [sys.executable, "-m", "planner.executor.launch.follow_gpu", *arguments]
         environment = os.environ | {
             RANK: str(rank),
-            FOLDER: self._folder.name,
+            EXCHANGE_FD: str(self._exchange),
+            STORE_PORT: str(self.store.port),
             LAUNCHER_PID: str(os.getpid()),
         }
         self._processes = [
             subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, env=environment | {INDEX: str(index)}
+                command,
+                stdin=subprocess.DEVNULL,
+                env=environment | {INDEX: str(index)},
+                pass_fds=(self._exchange,),
             )
             for index in range(1, size)
         ]
@@ -61,18 +68,9 @@ class GpuProcesses:
             threading.Thread(target=self._watch, args=(index, process), daemon=True).start()
 
     @property
-    def store_file(self) -> Path:
-        """File through which the processes find each other."""
-        return Path(self._folder.name) / STORE_FILE
-
-    @property
     def exchange_file(self) -> Path:
         """File with the exchanged vector."""
-        return Path(self._folder.name) / EXCHANGE_FILE
-
-    def remove_files(self) -> None:
-        """Remove the files, which all processes have opened."""
-        self._folder.cleanup()
+        return exchange_file(self._exchange)
 
     def stop(self, send_stop: Callable[[], None]) -> None:
         """Tell the processes to end, and wait for them."""
@@ -92,19 +90,6 @@ class GpuProcesses:
             self._on_failure(f"the process of its GPU {index} has ended ({end})")
 
 
-def _folder_with_file(size: int) -> tempfile.TemporaryDirectory[str]:
-    """A folder with an exchange file of so many bytes: in memory, or on disk for want of room."""
-    in_memory = (SHARED_MEMORY,) if os.access(SHARED_MEMORY, os.W_OK) else ()
-    for place in (*in_memory, None):
-        folder = tempfile.TemporaryDirectory(prefix="planner-worker-", dir=place)
-        try:
-            # takes the room now: a mapped file that finds none later ends a process by a signal
-            with (Path(folder.name) / EXCHANGE_FILE).open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            folder.cleanup()
-            if place is None or error.errno not in NO_ROOM:
-                raise
-        else:
-            return folder
-    raise AssertionError
+def exchange_file(descriptor: int) -> Path:
+    """The path by which a process opens its file descriptor."""
+    return Path(f"/proc/self/fd/{descriptor}")

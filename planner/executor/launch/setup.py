@@ -152,8 +152,8 @@ class RunState:
         arguments = self.config.to_arguments()
         self.gpu_processes = GpuProcesses(arguments, rank, size, SUM_BYTES * numel, fail)
         # after the processes have started: it waits for them
-        group = GpuGroup(self.gpu_processes.store_file, 0, size, self.device)
-        stage = LeaderStage(
+        group = GpuGroup(self.gpu_processes.store, 0, size, self.device)
+        return LeaderStage(
             plan,
             rank,
             self.device,
@@ -164,8 +164,6 @@ class RunState:
             load_weights=self._load_weights(with_weights=with_weights),
             compiled=bool(self.config.compile),
         )
-        self.gpu_processes.remove_files()
-        return stage
 
     def stop_gpu_processes(self) -> None:
         """End the processes of this rank's other GPUs, if it has several."""
@@ -254,7 +252,10 @@ def set_up(
         secret=secret,
     )
     # only now, so that the other ranks are notified of a refusal
-    device = torch_device(config.device, gpu, shared=plan.workload.tensor_parallel == 1)
+    size = plan.workload.tensor_parallel
+    if size > 1 and simulation is None:
+        torch_device(config.device, gpu + size - 1, shared=False)
+    device = torch_device(config.device, gpu, shared=True)
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)
     state = RunState(config, ranks, device, simulation, optimizer, data, progress)

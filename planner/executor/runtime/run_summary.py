@@ -25,6 +25,6 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         f"memory {peak} at most, on {largest['device']} ({largest['peak_is']}; the plan counts "
-        f"{planned} for its stage, {expected} were expected with averaging, messages and "
-        f"calibration), {quantity(sent, 'B')} sent in all{parts}"
+        f"{planned} for its stage, {expected} were expected with averaging and all else), "
+        f"{quantity(sent, 'B')} sent in all{parts}"
     )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import (
     AllreduceOptions,
     ReduceOp,
     ReduceScatterOptions,
+    Store,
 )
 
 from planner.executor.comm.device_collectives import CollectiveLibrary, make_process_group
@@ -26,6 +27,10 @@ TOKENS = 1
 """Dimension of tokens in activations ``[samples, tokens, hidden]``."""
 
 
+class LeaderLostError(RuntimeError):
+    """The leader, or another process of the worker, has ended."""
+
+
 class GpuGroup:
     """The GPUs of a worker, from the view of one of them; the first leads.
 
@@ -34,25 +39,22 @@ class GpuGroup:
 
     Parameters
     ----------
-    store_file
-        File through which the processes of the worker find each other.
+    store
+        Through which the processes of the worker find each other.
     index, size
         Of this GPU, and the number of GPUs.
     device
         Where this process computes.
     """
 
-    def __init__(self, store_file: Path, index: int, size: int, device: torch.device) -> None:
+    def __init__(self, store: Store, index: int, size: int, device: torch.device) -> None:
         self.index, self.size = index, size
-        store = FileStore(str(store_file), size)
         gloo, nccl = CollectiveLibrary.GLOO, CollectiveLibrary.NCCL
-        self._host = make_process_group(gloo, PrefixStore("host", store), index, size)
+        with self._lost_leader():
+            self._host = make_process_group(gloo, PrefixStore("host", store), index, size)
         self._device = self._host
         if device.type == "cuda":
             self._device = make_process_group(nccl, PrefixStore("device", store), index, size)
-            # NCCL connects in its first collective; by then all processes must have the store
-            self.all_reduce(torch.zeros(1, device=device))
-        self.barrier()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GpuGroup:
         """The group itself: modules in the format of compute share it."""
@@ -64,12 +66,19 @@ class GpuGroup:
         return self.index == 0
 
     def _wait(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        try:
+        with self._lost_leader():
             collective(*arguments).wait()
-        except RuntimeError:
-            if self.leads:
-                # the thread that watches the other processes ends this one, and says which is gone
-                time.sleep(2 * GRACE_S)
+
+    @contextmanager
+    def _lost_leader(self) -> Iterator[None]:
+        """Leave it to the leader to report the errors of collectives between processes."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not self.leads:
+                raise LeaderLostError(str(error)) from None
+            # the thread that watches the other processes ends this one, and says which is gone
+            time.sleep(2 * GRACE_S)
             raise
 
     def send_command(self, numbers: Sequence[int]) -> None:

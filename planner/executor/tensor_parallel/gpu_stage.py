@@ -112,6 +112,8 @@ class GpuStage(ModelStage):
         module = ShardedStageModule(plan, rank, device, group, compiled=compiled)
         super().__init__(plan, rank, device, optimizer_config, data=data, module=module)
         self.group = group
+        # only the leader averages, whole vectors
+        self.gradients = GradientBuffer(module.gradients)
         shapes = WholeStage(plan, rank).shapes()
         sizes = [shape.numel() for shape in shapes.values()]
         self.exchanged = torch.from_file(
@@ -125,8 +127,6 @@ class GpuStage(ModelStage):
         stage, stages = plan.stage_of[rank], len(plan.stage_layers)
         is_last, sends_to_head = stage == stages - 1, plan.head_stage < stages - 1
         self._sends = {"F": not is_last or sends_to_head, "B": stage > 0, "H": sends_to_head}
-        # from now on the file may be removed: all have mapped it
-        group.barrier()
 
     def begin_part(self, step: int, scale_exponent: int) -> None:
         """Start of a step, with a loss scale of a power of two."""
@@ -145,6 +145,7 @@ class GpuStage(ModelStage):
             Activations or gradient of all tokens, whose values the leader has; None without.
         """
         part = None if whole_input is None else self.group.broadcast_tokens(whole_input)
+        del whole_input
         output = self.operations.run_decoded(kind, microbatch, part)
         if not self._sends[kind]:
             return None
@@ -387,6 +388,9 @@ class LeaderStage(GpuStage):
             layers = plan.stage_layers[plan.stage_of[rank]]
             load_weights(require_executable(plan), *layers, self._whole)
             self._spread(PARAMETER)
+            if self.outer is not None:
+                self._spread(outer.PARAMETER)
+                self._snapshot_all()
         self._worker_gradients = WorkerGradients(
             self.module.gradients, self.exchanged, self._collect
         )
@@ -413,9 +417,13 @@ class LeaderStage(GpuStage):
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B on all GPUs; returns the message of all tokens."""
         operations = self.operations
-        decoded = None if received is None else operations.decode_message(kind, received)
-        self._send(Command.RUN, KINDS.index(kind), microbatch, decoded is not None)
-        output = self.run_part(kind, microbatch, decoded)
+        self._send(Command.RUN, KINDS.index(kind), microbatch, received is not None)
+        # no reference to the input of all tokens stays here
+        output = self.run_part(
+            kind,
+            microbatch,
+            None if received is None else operations.decode_message(kind, received),
+        )
         if output is None:
             return torch.empty(0, device=self.device)
         return operations.encode_message(kind, output)
@@ -433,8 +441,7 @@ class LeaderStage(GpuStage):
 
     def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient, on all GPUs."""
-        self._send(Command.TAKE_SNAPSHOT)
-        self.take_snapshot_part()
+        self._snapshot_all()
         self._sample_shares.take_snapshot()
 
     def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
@@ -507,8 +514,7 @@ class LeaderStage(GpuStage):
         if self.outer is None:
             return
         # with a pending outer step, nothing was done since the snapshot
-        self._send(Command.TAKE_SNAPSHOT)
-        self.take_snapshot_part()
+        self._snapshot_all()
         self._outer_step_pending = any(name.startswith(outer.MEAN) for name in state_dict)
         if self._outer_step_pending:
             for name, part in self._named_mean().items():
@@ -517,6 +523,10 @@ class LeaderStage(GpuStage):
     def stop(self) -> None:
         """End the processes of the other GPUs."""
         self._send(Command.STOP)
+
+    def _snapshot_all(self) -> None:
+        self._send(Command.TAKE_SNAPSHOT)
+        self.take_snapshot_part()
 
     def _named_mean(self) -> dict[str, Tensor]:
         """Views of the mean pseudo-gradient, by name."""
