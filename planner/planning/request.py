@@ -166,7 +166,6 @@ def _recompute(name: str, value: Any) -> tuple[int, ...] | str:
 
 
 _RULES: dict[str, _Rule] = {
-    "tensor_parallel": _number_or_auto,
     "stages": _optional(_number_or_auto),
     "pipelines": _optional(_whole(1)),
     "stage_sizes": _optional(_stage_sizes),
@@ -197,6 +196,7 @@ _RULES: dict[str, _Rule] = {
     "network_name": _instance(str),
     "wiring": _optional(_one_of(RequestedWiring)),
     "routing": _instance(Routing),
+    "tensor_parallel": _number_or_auto,
 }
 
 _KINDS: dict[str, tuple[PlanKind, ...]] = {
@@ -230,10 +230,6 @@ class PlanRequest:
 
     Attributes
     ----------
-    tensor_parallel
-        GPUs of a machine that hold a stage together (`planner.tensor_parallel_workers`): 1 by
-        default, or ``"auto"`` to search every number that machines and model allow. The devices of
-        the plan are then such workers.
     stages
         Number of stages. In straight pipelines ``"auto"`` tries all numbers of stages that divide
         the devices, with all microbatch sizes, and returns the plan with the shortest step.
@@ -312,6 +308,10 @@ class PlanRequest:
         run, by weights that start from the planned flow (SWARM). The plan then stores no paths.
     routing
         Parameters of stochastic wiring.
+    tensor_parallel
+        GPUs of a machine that hold a stage together (`planner.tensor_parallel_workers`): 1 by
+        default, or ``"auto"`` to search every number that machines and model allow. The devices of
+        the plan are then such workers.
 
     Raises
     ------
@@ -319,7 +319,6 @@ class PlanRequest:
         A value out of range, or fields that contradict each other.
     """
 
-    tensor_parallel: int | Literal["auto"] = 1
     stages: int | Literal["auto"] | None = None
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
@@ -350,6 +349,7 @@ class PlanRequest:
     network_name: str = ""
     wiring: str | None = None
     routing: Routing = field(default_factory=Routing)
+    tensor_parallel: int | Literal["auto"] = 1
 
     def __repr__(self) -> str:
         changed = [f"{name}={reprlib.repr(value)}" for name, value in self._changed().items()]
