@@ -74,7 +74,7 @@ def _shrink(text: str) -> float | None:
 def run(args: argparse.Namespace) -> int:
     """Validate the request, run the emulation and print the comparison."""
     from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
-    from planner.emulate.links import emulated_cluster
+    from planner.emulate.links import INSIDE, emulated_cluster
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
@@ -89,7 +89,13 @@ def run(args: argparse.Namespace) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
-    plan = plan.replace(cluster=emulated_cluster(plan.cluster))
+    cluster = emulated_cluster(plan.cluster)
+    if cluster.network != plan.cluster.network:
+        plan = plan.replace(cluster=cluster)
+        _print_progress(
+            f"links within machines are emulated, and predicted, at {INSIDE:g} times the fastest "
+            "link between them"
+        )
     resolved = resolve_settings(plan, settings, _print_progress)
     emulation = emulate(args.plan, plan, resolved, _print_progress)
     if args.trace is not None:

@@ -16,7 +16,7 @@ SIDES = 4
 """Most limits per pair: sender's upload, receiver's download, and both sites' links."""
 PACKET_S = 5e-3
 """Longest transmission time of a packet, in seconds, which bounds the packet size."""
-INSIDE = 10.0
+INSIDE = 50.0
 """Most that a link within a machine is faster than all others."""
 MTU_BYTES = (1500, 65_520)
 IP_TCP_BYTES = 52

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from planner.cli.main import main
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, HostNeed, need_of, used_pairs
 from planner.emulate.emulation import EmulationSettings, resolve_settings
-from planner.emulate.links import links_of
+from planner.emulate.links import emulated_cluster, links_of
 from planner.emulate.namespaces import EmulationError
-from tests.conftest import make_plan
+from planner.network.cluster import Cluster, Devices
+from tests.conftest import make_plan, random_network
 
 
 def test_pairs_of_neighbours_and_groups_are_used() -> None:
@@ -30,6 +32,22 @@ def test_stochastic_wiring_uses_all_pairs_of_neighbouring_stages() -> None:
         }
         pairs |= ends | {(0, 3), (1, 4), (2, 5)}
         assert used_pairs(plan) == pairs | {(j, i) for i, j in pairs}
+
+
+def test_links_within_machines_do_not_decide_the_scale() -> None:
+    """They are at most 50 times as fast as all others; slower ones stay."""
+    network = random_network(4)
+    rate = np.array(network.bandwidth_bytes_per_s)
+    rate[0, 1] = rate[1, 0] = 1e12
+    fast = network.replace(bandwidth_bytes_per_s=rate)
+    devices = Devices(1e12, 16e9, machines=["m", "m", "", ""])
+    found = emulated_cluster(Cluster(fast, devices)).network.bandwidth_bytes_per_s
+    others = np.delete(rate.ravel(), [0, 1, 4, 5, 10, 15])
+    assert found[0, 1] == found[1, 0] == 50 * others.max()
+    assert found[2:].tolist() == rate[2:].tolist()
+    slow = Cluster(network, devices)
+    assert emulated_cluster(slow).network == network
+    assert emulated_cluster(Cluster(fast, Devices(1e12, 16e9))).network == fast
 
 
 def test_shrink_follows_throughput() -> None:
