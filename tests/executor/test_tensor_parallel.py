@@ -164,6 +164,8 @@ def test_weights_evaluation_and_export(tmp_path: Path) -> None:
         assert code == 0, said
         evaluated = [event["loss"] for event in events if event["event"] == "evaluated"]
         steps = [event for event in events if event["event"] != "evaluated"]
+        (reports,) = (event["devices"] for event in events if event["event"] == "devices")
+        assert all(0 < one["peak_bytes"] <= one["expected_bytes"] for one in reports)
         tensors = {
             name: tensor
             for file in sorted(exported.glob("*.safetensors"))

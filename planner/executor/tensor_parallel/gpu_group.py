@@ -66,8 +66,18 @@ class GpuGroup:
         return self.index == 0
 
     def _wait(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        self._start(collective, *arguments)()
+
+    def _start(self, collective: Callable[..., Any], *arguments: Any) -> Callable[[], None]:
+        """Start a collective; returns what waits for it and holds its tensors until then."""
         with self._lost_leader():
-            collective(*arguments).wait()
+            work = collective(*arguments)
+
+        def finish(held: Any = arguments) -> None:
+            with self._lost_leader():
+                work.wait()
+
+        return finish
 
     @contextmanager
     def _lost_leader(self) -> Iterator[None]:
@@ -108,9 +118,18 @@ class GpuGroup:
 
     def gather_tokens(self, part: Tensor) -> Tensor:
         """Activations of all tokens, from those of each GPU's tokens."""
+        return self.start_gather_tokens(part)()
+
+    def start_gather_tokens(self, part: Tensor) -> Callable[[], Tensor]:
+        """As `gather_tokens`, while the caller goes on; the result is called for."""
         parts = part.new_empty((self.size, *part.shape))
-        self._wait(self._device._allgather_base, parts.view(-1), part.reshape(-1))
-        return parts.transpose(0, TOKENS).flatten(TOKENS, TOKENS + 1)
+        finish = self._start(self._device._allgather_base, parts.view(-1), part.reshape(-1))
+
+        def gathered() -> Tensor:
+            finish()
+            return parts.transpose(0, TOKENS).flatten(TOKENS, TOKENS + 1)
+
+        return gathered
 
     def gathered_linear(self, part: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
         """Outputs of linear layers for all tokens, from this GPU's; differentiable.
@@ -143,12 +162,25 @@ class GpuGroup:
 
     def sum_tokens(self, whole: Tensor) -> Tensor:
         """This GPU's tokens of the sum of all GPUs' activations."""
+        return self.start_sum_tokens(whole)()
+
+    def start_sum_tokens(self, whole: Tensor) -> Callable[[], Tensor]:
+        """As `sum_tokens`, while the caller goes on; the result is called for."""
         samples, tokens, *rest = whole.shape
         parts = whole.reshape(samples, self.size, tokens // self.size, *rest).transpose(0, TOKENS)
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-        options = ReduceScatterOptions()
-        self._wait(self._device._reduce_scatter_base, total.view(-1), parts.reshape(-1), options)
-        return total
+        finish = self._start(
+            self._device._reduce_scatter_base,
+            total.view(-1),
+            parts.reshape(-1),
+            ReduceScatterOptions(),
+        )
+
+        def summed() -> Tensor:
+            finish()
+            return total
+
+        return summed
 
 
 class _GatheredLinear(torch.autograd.Function):
@@ -163,16 +195,21 @@ class _GatheredLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, *weights = ctx.saved_tensors
-        inputs = ctx.group.gather_tokens(part).flatten(0, 1)
+        gathered = ctx.group.start_gather_tokens(part)
+        # meanwhile
+        of_inputs = gradients[0] @ weights[0]
+        for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+            of_inputs += gradient @ weight
+        inputs = gathered().flatten(0, 1)
+        del gathered
+        of_part = ctx.group.start_sum_tokens(of_inputs)
+        del of_inputs
+        # meanwhile
         of_parameters: list[Tensor | None] = []
-        of_inputs = None
-        for gradient, weight, has_bias in zip(gradients, weights, ctx.has_bias, strict=True):
+        for gradient, has_bias in zip(gradients, ctx.has_bias, strict=True):
             rows = gradient.flatten(0, 1)
             of_parameters += [rows.t() @ inputs, rows.sum(0) if has_bias else None]
-            product = gradient @ weight
-            of_inputs = product if of_inputs is None else of_inputs.add_(product)
-        assert of_inputs is not None
-        return None, ctx.group.sum_tokens(of_inputs), *of_parameters
+        return None, of_part(), *of_parameters
 
 
 class _ScatterSum(torch.autograd.Function):
