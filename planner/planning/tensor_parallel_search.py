@@ -115,7 +115,7 @@ def _words(degree: int) -> str:
 
 def _bounded(result: Result[TrainingPlan], unit: str) -> str:
     """The bound of other plans with as many GPUs per worker, if there is one."""
-    return "" if result.bound is None else f" (none below {result.bound:.4g} {unit})"
+    return "" if result.bound is None else f" (>= {result.bound:.4g} {unit})"
 
 
 def _reason(refusal: Exception | None) -> str:
