@@ -149,7 +149,7 @@ def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) ->
     largest = max(last, key=lambda device: device["peak_bytes"])
     assert summary(last).startswith(f"memory {quantity(largest['peak_bytes'], 'B')} at most, on ")
     total = quantity(sum(sent.values()), "B")
-    assert summary(last).endswith(f" and calibration), {total} sent in all")
+    assert summary(last).endswith(f" and all else), {total} sent in all")
     planned = f"the plan counts {quantity(largest['planned_bytes'], 'B')} for its stage"
     assert f"(tensors kept between operations; {planned}, " in summary(last)
 
