@@ -54,10 +54,15 @@ def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]
     [
         (tiny_workload(), GRID, {}, 20),
         (QWEN3, [[0, 1]], {"clip": 0.5}, 6),
-        (tiny_workload("llama", tied=True), [[0], [1]], {"recompute": (True,)}, 6),
-        (tiny_workload(), [[0], [1]], {"sync": Sync(2, OuterOptimizer())}, 6),
+        pytest.param(
+            tiny_workload("llama", tied=True),
+            [[0], [1]],
+            {"recompute": (True,)},
+            6,
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["gpt2", "norms of queries and keys, clipped", "tied, recomputed", "outer steps"],
+    ids=["gpt2", "norms of queries and keys, clipped", "tied, recomputed"],
 )
 def test_losses_equal_those_of_single_gpus(
     tmp_path: Path,
@@ -84,6 +89,7 @@ def test_four_gpus(tmp_path: Path) -> None:
     assert losses == pytest.approx(trained(tmp_path, one, "--steps", "6"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_head_on_the_first_stage(tmp_path: Path) -> None:
     """It shares the matrix of the embedding; the last stage sends it activations."""
     one, two = (
@@ -113,7 +119,11 @@ def test_fp16_skips_the_same_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then", "every", "delayed"),
-    [(2, 2, 3, False), (1, 2, 2, False), (2, 2, 2, True)],
+    [
+        (2, 2, 3, False),
+        pytest.param(1, 2, 2, False, marks=pytest.mark.slow),
+        pytest.param(2, 2, 2, True, marks=pytest.mark.slow),
+    ],
     ids=["within an interval", "from one GPU", "pending"],
 )
 def test_outer_steps_resume(
