@@ -2,7 +2,7 @@
 
     python -m benchmarks.machines [--effort 4] [--seed 0] [--out FILE.md]
 
-Every degree of tensor parallelism is planned with the same effort, and beside it the best
+Every degree of tensor parallelism is planned with the same effort, and compared with the best
 consecutive ranks and the rules of SAILOR and Metis with workers of as many GPUs.
 """
 

@@ -74,7 +74,7 @@ def _shrink(text: str) -> float | None:
 def run(args: argparse.Namespace) -> int:
     """Validate the request, run the emulation and print the comparison."""
     from planner.emulate.emulation import EmulationSettings, emulate, resolve_settings
-    from planner.emulate.links import INSIDE, emulated_cluster
+    from planner.emulate.links import MAX_INSIDE_RATIO, emulated_cluster
     from planner.emulate.namespaces import require_linux_root
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if cluster.network != plan.cluster.network:
         plan = plan.replace(cluster=cluster)
         _print_progress(
-            f"links within machines are emulated, and predicted, at {INSIDE:g} times the fastest "
-            "link between them"
+            "links within machines are emulated, and predicted, at most at "
+            f"{MAX_INSIDE_RATIO:g} times the rate of the fastest link between them"
         )
     resolved = resolve_settings(plan, settings, _print_progress)
     emulation = emulate(args.plan, plan, resolved, _print_progress)

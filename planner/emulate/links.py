@@ -16,7 +16,7 @@ SIDES = 4
 """Most limits per pair: sender's upload, receiver's download, and both sites' links."""
 PACKET_S = 5e-3
 """Longest transmission time of a packet, in seconds, which bounds the packet size."""
-INSIDE = 50.0
+MAX_INSIDE_RATIO = 50.0
 """Most that a link within a machine is faster than all others."""
 MTU_BYTES = (1500, 65_520)
 IP_TCP_BYTES = 52
@@ -68,9 +68,9 @@ class EmulatedLinks(NamedTuple):
 
 
 def emulated_cluster(cluster: Cluster) -> Cluster:
-    """The cluster whose links within machines are at most `INSIDE` times as fast as all others.
+    """The cluster with slower links within machines: at most `MAX_INSIDE_RATIO` times all others.
 
-    They carry little for long, but would decide by how much all rates are divided.
+    Otherwise these links would decide by how much all rates are divided.
     """
     network, machines = cluster.network, np.array(cluster.devices.machines or ())
     if not len(machines):
@@ -80,7 +80,7 @@ def emulated_cluster(cluster: Cluster) -> Cluster:
     outside = rate[~inside & ~np.eye(len(cluster), dtype=bool)]
     if not len(outside):
         return cluster
-    slower = np.where(inside, np.minimum(rate, INSIDE * outside.max()), rate)
+    slower = np.where(inside, np.minimum(rate, MAX_INSIDE_RATIO * outside.max()), rate)
     return cluster.replace(network=network.replace(bandwidth_bytes_per_s=slower))
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.network.error import NetworkError
 from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.baselines.plans import Baselines
 from planner.planning.baselines.search import BaselinePlan
@@ -27,6 +26,7 @@ from planner.planning.request import (
     PlanRequest,
     RequestedWiring,
 )
+from planner.planning.screening import REFUSALS, SCREENING_SHARE
 from planner.planning.shape import Shape, shape_of
 from planner.planning.step_bound import StepBound, step_bound
 from planner.planning.straight.local_sgd_placement import place_for_local_sgd
@@ -63,10 +63,6 @@ from planner.workload.workload import Workload
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
-REFUSALS = (ProblemError, NetworkError)
-"""Errors that refuse a shape. Others, such as a deadlock in the simulator, are bugs."""
-SCREENING_SHARE = 0.5
-"""Share of the limit for screening all shapes; the best one gets the rest."""
 
 
 def plan(
@@ -119,7 +115,13 @@ def plan(
     request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
     request = request.replace(**fields)
     if request.tensor_parallel == AUTO:
-        return plan_for_best_degree(cluster, workload, request, stop, seed, plan)
+        free = request
+
+        def with_degree(degree: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
+            fixed = free.replace(tensor_parallel=degree)
+            return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
+
+        return plan_for_best_degree(cluster, workload, stop, with_degree)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
     if problem.request.kind is PlanKind.JOINT:
         return _plan_jointly(problem, stop)

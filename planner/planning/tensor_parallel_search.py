@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
-from planner.planning.request import PlanRequest
+from planner.planning.screening import REFUSALS, SCREENING_SHARE
 from planner.planning.workers import degrees
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
@@ -18,43 +18,24 @@ from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
 from planner.workload.workload import Workload
 
-SCREENING_SHARE = 0.5
-"""Share of the limit for trying all degrees; the best one gets the rest."""
-
-
-class Planner(Protocol):
-    """`planner.plan`."""
-
-    def __call__(
-        self,
-        cluster: Cluster,
-        workload: Workload,
-        *,
-        request: PlanRequest | None = None,
-        stop: StoppingCriterion,
-        seed: int = 0,
-    ) -> Result[TrainingPlan]:
-        """Plan a training run."""
-        ...
-
 
 def plan_for_best_degree(
     cluster: Cluster,
     workload: Workload,
-    request: PlanRequest,
     stop: StoppingCriterion,
-    seed: int,
-    plan: Planner,
+    with_degree: Callable[[int, StoppingCriterion], Result[TrainingPlan]],
 ) -> Result[TrainingPlan]:
-    """The best plan over all degrees of tensor parallelism, with the others as alternatives."""
+    """The best plan over all degrees of tensor parallelism, with the others as alternatives.
+
+    Parameters
+    ----------
+    with_degree
+        Plans for a degree within a limit.
+    """
     instance_of(Cluster, cluster, "cluster")
     instance_of(Workload, workload, "workload")
     run = started(stop)
     choices = degrees(cluster, workload)
-
-    def with_degree(degree: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
-        fixed = request.replace(tensor_parallel=degree)
-        return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
 
     if len(choices) == 1:
         return with_degree(1, stop)
@@ -71,7 +52,7 @@ def plan_for_best_degree(
     for degree in reversed(choices):
         try:
             screened[degree] = with_degree(degree, stop.portion(SCREENING_SHARE / len(choices)))
-        except (ProblemError, NetworkError) as error:
+        except REFUSALS as error:
             refused[degree] = error
         except KeyboardInterrupt:
             if not screened:

@@ -1,4 +1,4 @@
-"""Tensor parallelism with sequence parallelism: which degrees fit, and what it costs.
+"""Tensor parallelism with sequence parallelism: what it costs.
 
 The GPUs of a worker split every matrix product, and between them the tokens. Attention and
 feed-forward part each gather their input from all GPUs and scatter the sum of their outputs: an
@@ -22,13 +22,6 @@ END_COLLECTIVES = 4
 """Those of the embedding (scatter its sum, gather the gradient) and of the head (the opposite)."""
 
 
-def activation_bytes(workload: Workload) -> float:
-    """Activations of one sample between two layers, in the format of compute."""
-    arch = workload.architecture
-    assert arch is not None
-    return float(arch.sequence * arch.hidden * workload.precision.compute.bytes)
-
-
 def worker_flops(workload: Workload, gpu_flops: float, link: Link) -> float:
     """FLOP/s of a worker in training, of which collectives take their part.
 
@@ -47,10 +40,12 @@ def worker_flops(workload: Workload, gpu_flops: float, link: Link) -> float:
         FLOPs of a sample, forward and backward, over the time of its operations and collectives.
         Each sample pays the latency of its own collectives, as in microbatches of one.
     """
-    degree = workload.tensor_parallel
+    degree, arch = workload.tensor_parallel, workload.architecture
+    assert arch is not None
+    activations = arch.sequence * arch.hidden * workload.precision.compute.bytes
     flops = 3.0 * workload.forward_flops
     collectives = LAYER_COLLECTIVES * len(workload.layers) + END_COLLECTIVES
     # a ring: every GPU receives what the others have
-    received = (degree - 1) / degree * activation_bytes(workload)
+    received = (degree - 1) / degree * activations
     collective_s = received / link.bandwidth_bytes_per_s + link.latency_s
     return flops / (flops / (degree * gpu_flops) + collectives * collective_s)

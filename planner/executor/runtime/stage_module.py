@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,12 @@ def tied_numel(plan: TrainingPlan, stage: int) -> int:
     """Number of a stage's gradients that are tied to another stage's."""
     shares = plan.averages_tied and stage in (0, plan.head_stage)
     return plan.workload.tied_parameters if shares else 0
+
+
+def averaging_order(names: Sequence[str], *, tied: bool) -> list[str]:
+    """Names of a stage's parameters, those first that are tied to another stage's."""
+    first = [EMBEDDING if EMBEDDING in names else PROJECTION] if tied else []
+    return [*first, *(name for name in names if name not in first)]
 
 
 class StageModule(nn.Module):
@@ -179,10 +185,7 @@ class StageModule(nn.Module):
     def _parameters_in_averaging_order(self) -> list[nn.Parameter]:
         """All parameters, tied ones first."""
         named = dict(self.named_parameters())
-        if not self.tied_numel:
-            return list(named.values())
-        tied = named[EMBEDDING if EMBEDDING in named else PROJECTION]
-        return [tied, *(p for p in named.values() if p is not tied)]
+        return [named[name] for name in averaging_order(list(named), tied=self.tied_numel > 0)]
 
 
 def _flatten_gradients(parameters: list[nn.Parameter]) -> Tensor:

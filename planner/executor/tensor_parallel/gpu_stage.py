@@ -16,11 +16,12 @@ from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.runtime import outer_optimizer as outer
-from planner.executor.runtime.model import EMBEDDING, PROJECTION, build_head, build_stage
+from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.stage_module import (
     LoadWeights,
+    averaging_order,
     has_head,
     require_executable,
     tied_numel,
@@ -59,23 +60,16 @@ class Command(enum.IntEnum):
     STOP = 13
 
 
-class WholeStage(nn.Module):
-    """A rank's stage on the meta device: names and shapes of its whole parameters."""
-
-    def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        super().__init__()
-        arch, stage = require_executable(plan), plan.stage_of[rank]
-        self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed, META)
-        if has_head(plan, rank):
-            self.head = build_head(arch, plan.seed, self.stage.stem, META)
-        self._tied = tied_numel(plan, stage)
-
-    def shapes(self) -> dict[str, torch.Size]:
-        """Shapes by name, in the order of averaging: tied parameters first."""
-        named = dict(self.named_parameters())
-        tied = [EMBEDDING if EMBEDDING in named else PROJECTION] if self._tied else []
-        order = [*tied, *(name for name in named if name not in tied)]
-        return {name: named[name].shape for name in order}
+def whole_shapes(plan: TrainingPlan, rank: int) -> dict[str, torch.Size]:
+    """Shapes of the whole parameters of a rank's stage by name, in the order of averaging."""
+    arch, stage = require_executable(plan), plan.stage_of[rank]
+    layers = build_stage(arch, *plan.stage_layers[stage], plan.seed, META)
+    parts: dict[str, nn.Module] = {"stage": layers}
+    if has_head(plan, rank):
+        parts["head"] = build_head(arch, plan.seed, layers.stem, META)
+    named = dict(nn.ModuleDict(parts).named_parameters())
+    order = averaging_order(list(named), tied=tied_numel(plan, stage) > 0)
+    return {name: named[name].shape for name in order}
 
 
 class GpuStage(ModelStage):
@@ -114,7 +108,7 @@ class GpuStage(ModelStage):
         self.group = group
         # only the leader averages, whole vectors
         self.gradients = GradientBuffer(module.gradients)
-        shapes = WholeStage(plan, rank).shapes()
+        shapes = whole_shapes(plan, rank)
         sizes = [shape.numel() for shape in shapes.values()]
         self.exchanged = torch.from_file(
             str(exchange_file), shared=True, size=sum(sizes), dtype=torch.float32
