@@ -92,7 +92,8 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         )
     hierarchical = witness.get("levels") is True
     return all(
-        (hierarchical and _exchanges_at_once(rounds, Phase.REDUCE))
+        (plan.workload.optimizer_shards > 1 and _reduces_to_owners(rounds))
+        or (hierarchical and _exchanges_at_once(rounds, Phase.REDUCE))
         or (
             len(rounds) == 1
             and len(rounds[0]) == 1
@@ -100,6 +101,14 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         )
         for rounds in plan.averaging
     )
+
+
+def _reduces_to_owners(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether all devices of a stage reduce to owners of optimizer state, which then spread."""
+    return [[group.phase for group in groups] for groups in rounds] == [
+        [Phase.REDUCE],
+        [Phase.SPREAD],
+    ]
 
 
 def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase) -> bool:

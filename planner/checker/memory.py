@@ -1,8 +1,10 @@
 """Memory of a stage, from the definitions: state, saved activations, the largest operation.
 
 State: fp32 parameters, gradients and moments as the workload states them, and copies of all
-parameters but the embedding's in the format of compute. Saved: what layers save of each microbatch
-between F and B, and the stage's output. The largest operation: B of one layer, B of the embedding,
+parameters but the embedding's in the format of compute. With optimizer state in k shards: one k-th
+of the parameters and moments, fp32 gradients of all, and what operations use: copies in the format
+of compute, of the embedding in fp32. Saved: what layers save of each microbatch between F and B,
+and the stage's output. The largest operation: B of one layer, B of the embedding,
 or H with its logits in fp32, of which at most 2**27 are computed at a time. Four messages are on
 their way to or from other stages. With tensor parallelism the bytes are those of all GPUs of a
 worker.
@@ -37,6 +39,11 @@ def stage_memory(
     # a head on another stage has a copy of the tied weights
     head = w.head.parameters + (0 if first else w.tied_parameters) if runs_head else 0
     state = (owned + embedding + head) * w.state_bytes_per_parameter
+    if w.optimizer_shards > 1:
+        # of 16 bytes, 4 of the gradient stay, and 12 / k
+        state = (owned + embedding + head) * (4.0 + 12.0 / w.optimizer_shards)
+        in_fp32 = w.precision.compute.bytes == 4 or w.architecture is None
+        state += 4.0 * (owned + head + embedding if in_fp32 else embedding)
     activations = sum(layer.saved_bytes for layer in w.layers[start:stop])
     activations += w.stem.saved_bytes if first else 0.0
     # a codec's input, not its output

@@ -304,11 +304,13 @@ class _StepSimulation:
     def _rounds(self) -> CheckerRounds:
         from planner.checker.event_loop import CheckerRounds
 
+        sharded = self.plan.workload.optimizer_shards > 1
         rounds_of: list[list[int]] = [[] for _ in range(self.n)]
         pair_s, round_trip_s = [], []
         loads: list[dict[int, float]] = []
         for g, (stage, _, group) in enumerate(self.groups):
-            for d in group.members:
+            # with optimizer state in shards, updated parameters are spread after everything else
+            for d in () if sharded and group.phase is Phase.SPREAD else group.members:
                 rounds_of[d].append(g)
             sent = averaged_bytes(self.plan, stage, group)
             pairs = np.ix_(group.members, group.members)
@@ -328,8 +330,17 @@ class _StepSimulation:
         to_sum_s, from_sum_s = np.full(self.n, -1.0), np.zeros(self.n)
         precision = self.plan.workload.precision
         scales_loss = Dtype.FP16 in (precision.compute, precision.messages)
-        if (self.plan.clip is not None or scales_loss) and len(stages) > 1:
-            # each stage's first device sends its part to the most central device
+        reporting = {group[0] for group in stages}
+        if sharded:
+            # the devices that update, of each stage or of the sites of a stage the first
+            reporting = {
+                d
+                for rounds in self.plan.averaging
+                for d, share in zip(rounds[-1][0].members, rounds[-1][0].shares, strict=True)
+                if share > 0
+            }
+        if (self.plan.clip is not None or scales_loss) and (len(stages) > 1 or sharded):
+            # they send their parts to the most central device
             round_trips = [
                 max(self.latency[i, j] + self.latency[j, i] for j in all_members if i != j)
                 for i in all_members
@@ -338,12 +349,15 @@ class _StepSimulation:
             for d in all_members:
                 rounds_of[d].append(len(members))
                 from_sum_s[d] = 0.0 if d == root else self.latency[root, d]
-            for d in (*(group[0] for group in stages), root):
+            for d in reporting | {root}:
                 to_sum_s[d] = 0.0 if d == root else self.latency[d, root]
             members.append(len(all_members))
             pair_s.append(0.0)
             loads.append({})
             round_trip_s.append(0.0)
+        for g, (_, _, group) in enumerate(self.groups if sharded else ()):
+            for d in group.members if group.phase is Phase.SPREAD else ():
+                rounds_of[d].append(g)
         return CheckerRounds(
             np.array(members, dtype=np.int64),
             _ends(rounds_of),

@@ -65,6 +65,7 @@ def stage_averaging(
     tied_apart = not request.sync.local_steps
     sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=tied_apart)
     may_be_hierarchical, two_frequency = request.may_be_hierarchical, request.within is not None
+    shards = problem.workload.optimizer_shards
     averaging = [
         (
             averaging_rounds(
@@ -76,6 +77,7 @@ def stage_averaging(
                 codec,
                 hierarchical=may_be_hierarchical,
                 two_frequency=two_frequency,
+                optimizer_shards=shards,
             ),
             size,
         )
@@ -93,6 +95,7 @@ def stage_averaging(
                 size,
                 codec,
                 hierarchical=may_be_hierarchical,
+                optimizer_shards=shards,
             )
         except ProblemError as error:
             raise ProblemError(

@@ -54,6 +54,7 @@ class PlanningProblem:
             and request.kind is not PlanKind.PARTIAL_PATHS
             and request.objective == Objective.TIME
             and request.within is None
+            and self.workload.optimizer_shards == 1
         )
         if self.full_cluster is None or not uses:
             return ()
@@ -65,11 +66,12 @@ class PlanningProblem:
     def ends_together(self) -> bool:
         """Whether all devices of a stage end their averaging at the same time in every plan.
 
-        They do not in several rounds, in hierarchical and in two-frequency averaging.
+        They do not in several rounds, as with optimizer state in shards, in hierarchical and in two-frequency averaging.
         """
         request = self.request
         hierarchical = request.may_be_hierarchical and has_hierarchy(self.cluster)
-        return request.group_size is None and request.within is None and not hierarchical
+        several = request.group_size is not None or request.within is not None
+        return not several and not hierarchical and self.workload.optimizer_shards == 1
 
     @property
     def aggregators_in(self) -> Cluster | None:
@@ -101,6 +103,9 @@ class PlanningProblem:
         if isinstance(request.tensor_parallel, str):
             raise ProblemError("tensor_parallel is 'auto', which planner.plan resolves; give 1")
         cluster, workload = tensor_parallel_workers(cluster, workload, request.tensor_parallel)
+        if isinstance(request.optimizer_shards, str):
+            raise ProblemError("optimizer_shards is 'auto', which planner.plan resolves; give 1")
+        workload = workload.replace(optimizer_shards=request.optimizer_shards)
         if request.within is not None:
             _require_regions(cluster)
         _require_format(cluster, workload)

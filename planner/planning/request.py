@@ -25,7 +25,7 @@ FULL_EVERY, MAX_FULL_EVERY = 10, 1000
 """Default and largest interval of full iterations (SkipPipe, 3.6)."""
 
 AUTO = "auto"
-"""Value of ``stages`` that tries every number of stages, of ``tensor_parallel`` every degree."""
+"""Value of ``stages``, ``tensor_parallel`` and ``optimizer_shards`` that tries several numbers."""
 EVEN = "even"
 """Value of ``stage_layers`` that gives every stage the same number of layers."""
 
@@ -197,6 +197,7 @@ _RULES: dict[str, _Rule] = {
     "wiring": _optional(_one_of(RequestedWiring)),
     "routing": _instance(Routing),
     "tensor_parallel": _number_or_auto,
+    "optimizer_shards": _number_or_auto,
 }
 
 _KINDS: dict[str, tuple[PlanKind, ...]] = {
@@ -312,6 +313,11 @@ class PlanRequest:
         GPUs of a machine that hold a stage together (`planner.tensor_parallel_workers`): 1 by
         default, or ``"auto"`` to search every number that machines and model allow. The devices of
         the plan are then such workers.
+    optimizer_shards
+        Each device of a stage holds at most one part in so many of the stage's fp32 parameters and
+        moments, updates it, and sends the parameters to the others (ZeRO, stage 1): 1 by default,
+        all of them on every device, or ``"auto"`` to search. Every stage has as many devices at
+        least. Changes no result.
 
     Raises
     ------
@@ -350,6 +356,7 @@ class PlanRequest:
     wiring: str | None = None
     routing: Routing = field(default_factory=Routing)
     tensor_parallel: int | Literal["auto"] = 1
+    optimizer_shards: int | Literal["auto"] = 1
 
     def __repr__(self) -> str:
         changed = [f"{name}={reprlib.repr(value)}" for name, value in self._changed().items()]
@@ -378,6 +385,7 @@ class PlanRequest:
                 "on single GPUs; leave one of them out"
             )
         self._validate_stages()
+        self._validate_shards()
         self._validate_operations()
         self._validate_averaging()
         if self.objective == Objective.TIME and self.hour_usd > 0:
@@ -443,6 +451,27 @@ class PlanRequest:
                 f"path_method 'straight' visits all {stages} stages, found path_stages "
                 f"{self.path_stages}; take dtfm-skip"
             )
+
+    def _validate_shards(self) -> None:
+        """Refuse what optimizer state in shards does not go with."""
+        if self.optimizer_shards == 1:
+            return
+        reasons = {
+            "sync_every": "devices update on their own between outer steps, so that each needs all "
+            "of its optimizer state",
+            "codec": "parameters are returned, for which int8 is too coarse",
+            "group_size": "only one group of a stage reduces to owners of all parameters",
+            "path_stages": "stages of partial paths hold all of their optimizer state so far",
+            "calibration": "its updates were measured with all optimizer state on each device",
+            "tensor_parallel": "workers of several GPUs hold all of their optimizer state so far",
+        }
+        changed = self._changed()
+        for name, reason in reasons.items():
+            if name in changed:
+                raise ProblemError(
+                    f"optimizer_shards is {self.optimizer_shards} with {name}: {reason}; leave one "
+                    "of them out"
+                )
 
     def _validate_operations(self) -> None:
         """Head, order of operations, and wiring."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster
 from planner.planning.layer_split import balanced_split, is_uniform
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import PlanKind
+from planner.planning.request import PlanKind, PlanRequest
 from planner.problems import AssignmentProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, split_costs
@@ -68,6 +68,16 @@ class Shape:
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
         """Costs of each stage."""
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
+
+
+def shard_counts(cluster: Cluster, request: PlanRequest) -> list[int]:
+    """Numbers of optimizer shards to try: powers of two, or the number of straight pipelines."""
+    n = int(np.asarray(cluster.devices.can_compute & cluster.devices.can_aggregate).sum())
+    if request.kind is PlanKind.STRAIGHT and isinstance(request.stages, int):
+        return sorted({1, max(n // request.stages, 1)})
+    if request.kind is PlanKind.STRAIGHT and request.pipelines is not None:
+        return sorted({1, request.pipelines})
+    return [2**k for k in range(n.bit_length())]
 
 
 def shape_of(problem: PlanningProblem) -> Shape:

@@ -26,8 +26,8 @@ from planner.planning.request import (
     PlanRequest,
     RequestedWiring,
 )
-from planner.planning.screening import REFUSALS, SCREENING_SHARE
-from planner.planning.shape import Shape, shape_of
+from planner.planning.screening import REFUSALS, SCREENING_SHARE, best_of
+from planner.planning.shape import Shape, shape_of, shard_counts
 from planner.planning.step_bound import StepBound, step_bound
 from planner.planning.straight.local_sgd_placement import place_for_local_sgd
 from planner.planning.straight.parallelism_candidates import (
@@ -43,7 +43,7 @@ from planner.planning.straight.placement import (
     reason_when_slower,
 )
 from planner.planning.straight.plan_aware_stop import PlanAwareStop
-from planner.planning.tensor_parallel_search import plan_for_best_degree
+from planner.planning.workers import degrees
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
 from planner.search.certificate import Certificate
@@ -58,6 +58,7 @@ from planner.search.stop import (
 from planner.training_plan.choices import Codec, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
+from planner.utils.text import counted
 from planner.workload.workload import Workload
 
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
@@ -103,7 +104,8 @@ def plan(
         - partial paths: for every placement with these stage sizes and layers; None with a
           calibration.
 
-        With tensor parallelism all of this is about workers of as many GPUs as the plan's.
+        With tensor parallelism all of this is about workers of as many GPUs as the plan's, with
+        optimizer shards about plans that hold as much of the optimizer state on a device.
 
     Raises
     ------
@@ -114,20 +116,37 @@ def plan(
     """
     request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
     request = request.replace(**fields)
-    if request.tensor_parallel == AUTO:
-        free = request
-
-        def with_degree(degree: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
-            fixed = free.replace(tensor_parallel=degree)
-            return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
-
-        return plan_for_best_degree(cluster, workload, stop, with_degree)
+    if request.tensor_parallel == AUTO or request.optimizer_shards == AUTO:
+        return _with_best_number(cluster, workload, request, stop, seed)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
     if problem.request.kind is PlanKind.JOINT:
         return _plan_jointly(problem, stop)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:
         return _plan_shape(problem, shape_of(problem), stop)
     return _straight_pipelines(problem, stop)
+
+
+def _with_best_number(
+    cluster: Cluster, workload: Workload, free: PlanRequest, stop: StoppingCriterion, seed: int
+) -> Result[TrainingPlan]:
+    """The best plan over all degrees of tensor parallelism, or over numbers of shards."""
+    instance_of(Cluster, cluster, "cluster")
+    instance_of(Workload, workload, "workload")
+    if free.tensor_parallel == AUTO:
+        name, choices = "tensor_parallel", degrees(cluster, workload)
+    else:
+        name, choices = "optimizer_shards", shard_counts(cluster, free)
+
+    def words(number: int) -> str:
+        if name == "tensor_parallel":
+            return f"{counted(number, 'GPU')} a worker"
+        return counted(number, "optimizer shard")
+
+    def plan_with(number: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
+        fixed = free.replace(**{name: number})
+        return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
+
+    return best_of(choices, words, stop, plan_with)
 
 
 def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:

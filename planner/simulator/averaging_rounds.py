@@ -10,7 +10,7 @@ import numpy as np
 from planner.simulator.pairs import Pairs
 from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Phase
 
 
 class AveragingRounds(NamedTuple):
@@ -156,8 +156,13 @@ def compile_rounds(
     pairs: Pairs,
     norm_devices: Sequence[int] = (),
     norm_reporters: Sequence[int] = (),
+    *,
+    updates_shards: bool = False,
 ) -> AveragingRounds:
-    """Compile a plan's averaging to arrays."""
+    """Compile a plan's averaging to arrays.
+
+    With ``updates_shards`` what is spread are parameters that depend on the gradient norm.
+    """
     n = len(links)
     flat = [
         (stage, r, group)
@@ -173,7 +178,8 @@ def compile_rounds(
     pair_bytes: list[dict[int, float]] = []
     for g, (stage, _, group) in enumerate(flat):
         for d in group.members:
-            device_groups[d].append(g)
+            if not (updates_shards and group.phase is Phase.SPREAD):
+                device_groups[d].append(g)
         index = np.array(group.members)
         sent = group_bytes(group, vector_bytes[stage], codec)
         used = number[np.ix_(index, index)]
@@ -202,6 +208,10 @@ def compile_rounds(
         pair_s.append(0.0)
         resource_bytes.append({})
         pair_bytes.append({})
+    for g, (_, _, group) in enumerate(flat if updates_shards else ()):
+        # what the norm clips is spread after it is known
+        for d in group.members if group.phase is Phase.SPREAD else ():
+            device_groups[d].append(g)
     return AveragingRounds(
         _ints(size),
         _ends(device_groups),

@@ -86,7 +86,13 @@ def compile_plan(plan: TrainingPlan, links: LinkResources, workload: Workload) -
     sent = message_bytes(plan, workload)
     pairs, operations = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     vectors = (plan.vector_bytes(workload), plan.codec, links, pairs)
-    rounds = compile_rounds(plan.averaging, *vectors, plan.norm_devices, plan.norm_reporters)
+    rounds = compile_rounds(
+        plan.averaging,
+        *vectors,
+        plan.norm_devices,
+        plan.norm_reporters,
+        updates_shards=plan.shards_optimizer,
+    )
     return Program(
         pairs, operations, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)
     )

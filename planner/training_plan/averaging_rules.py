@@ -74,7 +74,9 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     f"{where}: device {min(aggregators)} holds no stage, and there are "
                     f"{len(rounds)} rounds; let such devices help in a single round"
                 )
-        wrong = list(_phase_contradictions(rounds, entry))
+        wrong = list(_phase_contradictions(rounds, entry, sharded=plan.shards_optimizer))
+        if not wrong and plan.shards_optimizer:
+            wrong = list(_owner_contradictions(plan, j, entry))
         yield from wrong
         if not wrong:
             yield from _weights_contradictions(plan, j)
@@ -127,24 +129,52 @@ def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
         )
 
 
-def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str) -> Iterator[str]:
+def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[str]:
+    """With optimizer state in shards, devices update what they spread: one part in so many."""
+    shards, devices = plan.workload.optimizer_shards, len(plan.averaged_by(j))
+    if devices < shards:
+        yield (
+            f"{where}: {counted(devices, 'device')} cannot hold optimizer state in "
+            f"{shards} shards; give the stage more devices, or fewer optimizer_shards"
+        )
+        return
+    for g in plan.averaging[j][-1]:
+        largest = max(g.shares)
+        if largest > 1 / shards + SHARE_TOLERANCE:
+            d = g.members[g.shares.index(largest)]
+            yield (
+                f"{where}: device {d} spreads {largest:g} of the parameters, found "
+                f"optimizer_shards {shards}, with which it may hold {1 / shards:g} of their "
+                "optimizer state; lower its share"
+            )
+            return
+
+
+def _phase_contradictions(
+    rounds: Sequence[Sequence[AveragingGroup]], where: str, *, sharded: bool
+) -> Iterator[str]:
     """Hierarchical averaging has three rounds: reduce or within, exchange, spread.
 
-    Or a single round within, if that covers the stage.
+    Or a single round within, if that covers the stage. With optimizer state in shards, what is
+    spread are updated parameters, and a single group has nothing to exchange.
     """
     phases = [{group.phase for group in groups} for groups in rounds]
     between = [{Phase.EXCHANGE}, {Phase.SPREAD}]
-    levels = phases in (
+    allowed = [
         [{Phase.REDUCE}, *between],
-        [{Phase.WITHIN}, *between],
-        [{Phase.WITHIN}],
-    )
-    if not levels and any(member_phases != {Phase.ALL} for member_phases in phases):
+        *(
+            [[{Phase.REDUCE}, {Phase.SPREAD}]]
+            if sharded
+            else [[{Phase.WITHIN}, *between], [{Phase.WITHIN}]]
+        ),
+    ]
+    levels = phases in allowed
+    if not levels and (sharded or any(one != {Phase.ALL} for one in phases)):
         stated = [sorted(map(str, member_phases)) for member_phases in phases]
-        yield (
-            f"{where}: phases must be reduce, exchange, spread, or within in place of reduce, a "
-            f"round each, or none stated, found {stated}; correct phase"
-        )
+        choices = "reduce, exchange, spread, or within in place of reduce, a round each, or none stated"
+        if sharded:
+            choices = "reduce, exchange, spread, or without exchange, with optimizer_shards above 1"
+        yield f"{where}: phases must be {choices}, found {stated}; correct phase"
         return
     for r, groups in enumerate(rounds):
         for group in groups:

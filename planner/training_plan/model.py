@@ -357,13 +357,18 @@ class TrainingPlan:
         return self.clip is not None or self.workload.precision.scales_loss
 
     @property
+    def shards_optimizer(self) -> bool:
+        """Whether devices hold and update only the parameters that they spread in averaging."""
+        return self.workload.optimizer_shards > 1
+
+    @property
     def norm_devices(self) -> tuple[int, ...]:
         """Devices whose updates wait for the global norm, first the one that sums it.
 
-        All devices with a stage, if there are several stages. The summing device minimises the
+        All devices with a stage, if one of them has not all sums of its own. The summing device minimises the
         largest distance to the others.
         """
-        if not self.needs_norm or len(self.stage_layers) == 1:
+        if not self.needs_norm or (len(self.stage_layers) == 1 and not self.shards_optimizer):
             return ()
         holders = sorted(self.stage_of)
         round_trip_s = self.cluster.network.latency_s[np.ix_(holders, holders)]
@@ -373,8 +378,17 @@ class TrainingPlan:
 
     @property
     def norm_reporters(self) -> tuple[int, ...]:
-        """The first device of each stage, which reports the stage's sum of squares, if needed."""
-        return tuple(group[0] for group in self.assignment.groups) if self.norm_devices else ()
+        """Devices that report sums of squares, if needed: of each stage the first one.
+
+        With optimizer state in shards, those of each stage's first group that spreads.
+        """
+        if not self.norm_devices:
+            return ()
+        if not self.shards_optimizer:
+            return tuple(group[0] for group in self.assignment.groups)
+        spreading = [rounds[-1][0] for rounds in self.averaging]
+        owners = (zip(g.members, g.shares, strict=True) for g in spreading)
+        return tuple(sorted({d for pairs in owners for d, share in pairs if share > 0}))
 
     @property
     def content_hash(self) -> str:

@@ -33,7 +33,8 @@ class StageCosts:
     head_flops
         H of one microbatch: forward and backward of head and loss; 0 on other stages.
     state_bytes
-        Weights, their copies in the format of compute, gradients and optimizer state.
+        Weights, their copies in the format of compute, gradients and optimizer state, of which a
+        device may hold one part in `Workload.optimizer_shards`.
     scratch_bytes
         Temporaries of the operation that needs most (`WorkingMemory`), and messages in transfer.
     saved_bytes
@@ -139,12 +140,21 @@ def _stage_costs(
         copied = others * replicated_parameters(arch, start, stop, with_head=with_head)
         rounded += copied
         parameters_held += copied + (others * position_parameters(arch) if start == 0 else 0)
+    state_bytes = parameters_held * workload.state_bytes_per_parameter
+    state_bytes += rounded * working.rounded_bytes
+    if (shards := workload.optimizer_shards) > 1:
+        optimizer_bytes = parameters * workload.precision.optimizer_bytes
+        state_bytes += optimizer_bytes / shards - optimizer_bytes
+        # parameters that operations use as they are, without a copy in another format
+        used = parameters
+        if working.rounded_bytes:
+            used = workload.stem.parameters if start == 0 else 0
+        state_bytes += used * workload.precision.parameters.bytes
     return StageCosts(
         forward_flops=load.forward_flops * samples,
         backward_flops=(BACKWARD_TO_FORWARD + recompute) * load.forward_flops * samples,
         head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
-        state_bytes=parameters_held * workload.state_bytes_per_parameter
-        + rounded * working.rounded_bytes,
+        state_bytes=state_bytes,
         scratch_bytes=scratch,
         saved_bytes=saved * samples,
         output_bytes=load.output_bytes * samples,

@@ -81,10 +81,14 @@ class Precision:
         return Dtype.FP16 in (self.compute, self.messages)
 
     @property
+    def optimizer_bytes(self) -> float:
+        """Bytes per parameter that the optimizer updates: the parameter and AdamW's moments."""
+        return float((1 + OPTIMIZER_MOMENTS) * self.parameters.bytes)
+
+    @property
     def state_bytes(self) -> float:
-        """Bytes per parameter: itself, its accumulated gradient, and the moments of AdamW."""
-        kept_bytes = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
-        return float(kept_bytes + Dtype.FP32.bytes)
+        """Bytes per parameter: `optimizer_bytes` and the accumulated gradient."""
+        return self.optimizer_bytes + Dtype.FP32.bytes
 
     def outer_state_bytes(self, *, delayed: bool = False) -> float:
         """Additional bytes per parameter with an outer optimizer."""

@@ -71,6 +71,9 @@ class Workload:
         and the presets ensure it.
     tensor_parallel
         GPUs that hold a stage together (see `planner.tensor_parallel_workers`).
+    optimizer_shards
+        Each device of a stage holds at most one part in so many of the stage's optimizer state;
+        1: all of it.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class Workload:
     tied_parameters: int = 0
     precision: Precision = field(default_factory=Precision)
     tensor_parallel: int = 1
+    optimizer_shards: int = 1
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -124,6 +128,7 @@ class Workload:
         degree = count("tensor_parallel", self.tensor_parallel)
         object.__setattr__(self, "tensor_parallel", degree)
         self._require_splittable()
+        self._require_shardable()
         plain = self.precision.messages.bytes / self.precision.compute.bytes
         ratio = real("boundary_ratio", self.boundary_ratio, 0)
         if ratio == 0 or (ratio != plain and codec is BoundaryCodec.NONE):
@@ -149,6 +154,24 @@ class Workload:
                 f"{arch.kv_heads} key-value heads, feed-forward width of {arch.ffn} and "
                 f"{arch.sequence} tokens of {self.name!r}; give another number"
             )
+
+    def _require_shardable(self) -> None:
+        """Refuse to share optimizer state that is not known in bytes."""
+        shards = count("optimizer_shards", self.optimizer_shards)
+        object.__setattr__(self, "optimizer_shards", shards)
+        if shards > 1 and self.tensor_parallel > 1:
+            raise ValueError(
+                f"optimizer_shards is {shards} with tensor_parallel {self.tensor_parallel}; workers "
+                "of several GPUs hold all of their optimizer state so far, leave one of them at 1"
+            )
+        stated, known = self.state_bytes_per_parameter, self.precision.state_bytes
+        if shards > 1 and stated != known:
+            reason = (
+                "the state of an outer optimizer cannot be shared"
+                if self.outer_state_bytes
+                else f"state_bytes_per_parameter is {stated:g} and not {known:g}"
+            )
+            raise ValueError(f"optimizer_shards is {shards}, but {reason}; leave it at 1")
 
     def __repr__(self) -> str:
         return (
@@ -517,6 +540,8 @@ class Workload:
             del data["tied_parameters"]
         if self.tensor_parallel == 1:
             del data["tensor_parallel"]
+        if self.optimizer_shards == 1:
+            del data["optimizer_shards"]
         if self.boundary_codec is BoundaryCodec.NONE:
             del data["boundary_codec"]
             if self.boundary_ratio == 1.0:

@@ -207,6 +207,6 @@ def step_alone(model_stage: ModelStage, plan: TrainingPlan) -> float:
     for kind, microbatch in plan.schedules[0].order[0]:
         model_stage.run_op(kind, microbatch, None)
     model_stage.unscale()
-    norm = GradientNorm(plan, 0).clip_grad_norm_(model_stage.gradients.current, {})
+    norm = GradientNorm(plan, 0).clip_grad_norm_([model_stage.gradients.current], {})
     model_stage.update(norm)
     return norm

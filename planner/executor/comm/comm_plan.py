@@ -10,6 +10,7 @@ import numpy as np
 from planner.executor.comm.chunking import choose_chunking
 from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.gradient_norm import GradientNorm
+from planner.executor.comm.group_roles import member_ranges
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.transport.connections import ChannelKind, duplex_keys
@@ -17,6 +18,7 @@ from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.shares import Range
 
 
 class CommPlan:
@@ -118,6 +120,25 @@ def tied_averager(
     entry = len(plan.stage_layers)
     rounds = plan.averaging[entry] if plan.averages_tied else ()
     return _stage_averager(plan, rank, time_scale, entry, rounds)
+
+
+def owned_ranges(plan: TrainingPlan, rank: int, numel: int, tied_numel: int) -> list[Range]:
+    """Parts of a stage's vector that a rank updates and spreads, with optimizer state in shards.
+
+    Parameters
+    ----------
+    numel, tied_numel
+        Length of the vector, and of its first part, which is averaged with another stage.
+    """
+    lengths = {plan.averaged_stage(rank): (tied_numel, numel - tied_numel)}
+    if tied_numel:
+        lengths[len(plan.stage_layers)] = (0, tied_numel)
+    owned = []
+    for entry, (offset, length) in lengths.items():
+        group = next(g for g in plan.averaging[entry][-1] if rank in g.members)
+        start, stop = member_ranges(group, length)[group.members.index(rank)]
+        owned.append((offset + start, offset + stop))
+    return owned
 
 
 def _stage_averager(

@@ -1,7 +1,7 @@
 """The global gradient norm, for clipping and for detecting overflow.
 
-The first device of each stage sends its sum of squares to a root, which sends the total to all. All
-devices thus use the same norm: they clip by the same factor, and with loss scaling all of them skip
+The first device of each stage, or with optimizer state in shards each that has one, sends its sum
+of squares to a root, which sends the total to all. All devices thus use the same norm: they clip by the same factor, and with loss scaling all of them skip
 the step or none does. The norm itself depends on the order of summation.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,13 +44,18 @@ class GradientNorm:
         return set(self._receivers) if self._rank == self._root else {self._root}
 
     def clip_grad_norm_(
-        self, vector: Tensor, connections: Mapping[int, socket.socket], uncounted_numel: int = 0
+        self,
+        parts: Sequence[Tensor],
+        connections: Mapping[int, socket.socket],
+        counted: Sequence[Tensor] | None = None,
     ) -> float:
-        """Clip the averaged ``float32[numel]`` gradients of a stage in place; returns the norm.
+        """Clip parts of averaged gradients, ``float32[numel]``, in place; returns the norm.
 
-        The first ``uncounted_numel`` are left out of the norm: another stage counts them.
+        Only ``counted`` parts are counted here, by default all.
         """
-        own = sum_of_squares(vector[uncounted_numel:]) if self._reports else 0.0
+        own = 0.0
+        if self._reports:
+            own = math.fsum(map(sum_of_squares, parts if counted is None else counted))
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._reporters)])
             for d in self._receivers:
@@ -62,7 +67,8 @@ class GradientNorm:
         norm = math.sqrt(total)
         # a NaN norm makes all gradients NaN
         if not norm + EPSILON <= self._max_norm:
-            vector.mul_(self._max_norm / (norm + EPSILON))
+            for part in parts:
+                part.mul_(self._max_norm / (norm + EPSILON))
         return norm
 
 

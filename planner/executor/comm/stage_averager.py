@@ -72,10 +72,14 @@ class StageAverager:
         notified: Collection[int] | None = None,
         collectives: DeviceCollectives | None = None,
         part: slice = slice(None),
+        rounds: slice = slice(None),
     ) -> float:
-        """Replace a part of a vector by the sum over all devices of the stage, in place."""
+        """Replace a part of a vector by the sum over all devices of the stage, in place.
+
+        By some of the rounds only, if the vector changes between them.
+        """
         end = time.monotonic()
-        steps = zip(self.rounds, self.chunkings, self.wires, strict=True)
+        steps = [*zip(self.rounds, self.chunkings, self.wires, strict=True)][rounds]
         for number, (group, chunking, wire) in enumerate(steps):
             scale = self._scale(number)
             if len(group.members) > 1:

@@ -48,6 +48,7 @@ from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.progress import Progress
+from planner.executor.runtime.sharded_model_stage import ShardedModelStage
 from planner.executor.runtime.stage_module import LoadWeights, require_executable
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
 from planner.executor.runtime.worker import Worker
@@ -123,7 +124,8 @@ class RunState:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
         if plan.workload.tensor_parallel > 1:
             return self._make_leader_stage(plan, with_weights=with_weights)
-        return ModelStage(
+        stage_type = ShardedModelStage if plan.shards_optimizer else ModelStage
+        return stage_type(
             plan,
             self.ranks.rank,
             self.device,

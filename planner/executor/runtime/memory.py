@@ -105,8 +105,11 @@ def memory_need(
     several = w.tensor_parallel > 1
     # with delayed outer steps, one is averaged while others are exchanged
     exchanged = (1 + plan.sync.delayed) * vector
-    # all state but the gradients
-    copy_bytes = vector / SUM_BYTES * (w.state_bytes_per_parameter - SUM_BYTES)
+    # all state but the gradients; of optimizer state in shards its own, and all parameters
+    copied_bytes = w.state_bytes_per_parameter - SUM_BYTES
+    if plan.shards_optimizer:
+        copied_bytes = copied_bytes / w.optimizer_shards + SUM_BYTES
+    copy_bytes = vector / SUM_BYTES * copied_bytes
     if several and not on_gpu:
         extra_bytes[EXCHANGED] = exchanged
         extra_bytes[CHECKPOINT_COPY] = writes_checkpoints * copy_bytes

@@ -80,7 +80,7 @@ class ModelStage:
         )
         self.parameters = list(module.parameters())
         self.optimizer_config = optimizer_config
-        self.optimizer = optimizer_config.make(self.parameters)
+        self.optimizer = self._make_optimizer(plan, rank)
         self.tied_numel, vector = module.tied_numel, module.gradients
         # if outer steps are delayed, gradients are computed while the host's vector is averaged
         separate = self.backend is not HOST or plan.sync.delayed
@@ -95,18 +95,26 @@ class ModelStage:
         self._outer_step_pending = False
         self._step = 0
 
+    def _make_optimizer(self, plan: TrainingPlan, rank: int) -> torch.optim.Optimizer:
+        return self.optimizer_config.make(self.parameters)
+
     @property
     def held_bytes(self) -> int:
         """Bytes of parameters, rounded weights, gradients, moments and activations.
 
         Activations are those of the counted step, on the CPU, without temporaries of operations.
         """
-        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
-        outer = [] if self.outer is None else self.outer.tensors
-        tensors = [*self.module.weights, self.gradients.device_tensor, *moments, *outer]
+        tensors = [*self._state_tensors, self.gradients.device_tensor]
         if self.backend is HOST and self.gradients.host_tensor is not self.gradients.device_tensor:
             tensors.append(self.gradients.host_tensor)
         return sum(tensor.nbytes for tensor in tensors) + self.operations.saved_tensors.peak_bytes
+
+    @property
+    def _state_tensors(self) -> list[Tensor]:
+        """Parameters, rounded weights, moments and state of the outer optimizer."""
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
+        outer = [] if self.outer is None else self.outer.tensors
+        return [*self.module.weights, *moments, *outer]
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""
@@ -170,6 +178,9 @@ class ModelStage:
         self.optimizer_config.set_lr(self.optimizer, self._step)
         self.optimizer.step()
         self._after_update()
+
+    def receive_parameters(self) -> None:
+        """Do nothing: this device has updated all parameters."""
 
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with another plan of the same stage, after devices were lost or joined."""

@@ -13,6 +13,7 @@ from planner.executor.runtime.model import (
     PROJECTION,
     Head,
     Stage,
+    Stem,
     build_head,
     build_stage,
 )
@@ -113,7 +114,9 @@ class StageModule(nn.Module):
             load_weights(arch, *layers, dict(self.named_parameters()))
         # gradients are views of one vector, so that averaging needs no copy
         self.tied_numel = tied_numel(plan, plan.stage_of[rank])
-        self.gradients = _flatten_gradients(self._parameters_in_averaging_order())
+        self.gradients = _flatten_gradients([p for _, p in self.named_in_averaging_order()])
+        if plan.shards_optimizer and self.dtype is not torch.float32:
+            self._keep_rounded_only()
         self.low_precision_stage = LowPrecisionModule(self.stage, self.dtype)
         self.low_precision_head = (
             None if self.head is None else LowPrecisionModule(self.head, self.dtype)
@@ -182,10 +185,23 @@ class StageModule(nn.Module):
         parts = (torch.split(tensor, size, dim=1) for tensor in (activations, targets))
         return zip(*parts, strict=True)
 
-    def _parameters_in_averaging_order(self) -> list[nn.Parameter]:
-        """All parameters, tied ones first."""
+    def named_in_averaging_order(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters by name, tied ones first."""
         named = dict(self.named_parameters())
-        return [named[name] for name in averaging_order(list(named), tied=self.tied_numel > 0)]
+        names = averaging_order(list(named), tied=self.tied_numel > 0)
+        return [(name, named[name]) for name in names]
+
+    def _keep_rounded_only(self) -> None:
+        """Give parameters that operations use in rounded form the memory of their gradients.
+
+        There they are after a step, until the next one computes gradients.
+        """
+        used = {id(p) for m in self.stage.modules() if isinstance(m, Stem) for p in m.parameters()}
+        for parameter in self.parameters():
+            if id(parameter) not in used:
+                assert parameter.grad is not None
+                parameter.grad.copy_(parameter.detach())
+                parameter.data = parameter.grad
 
 
 def _flatten_gradients(parameters: list[nn.Parameter]) -> Tensor:

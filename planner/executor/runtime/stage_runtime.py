@@ -58,6 +58,9 @@ class StageRuntime(Operations, Protocol):
         In local SGD with this device's own gradients, in two-frequency averaging with the group's.
         """
 
+    def receive_parameters(self) -> None:
+        """Use the parameters in `gradients`, if devices update only their share and spread it."""
+
     def pseudo_gradient_microbatches(self) -> int:
         """Number of microbatches behind the pseudo-gradient of this device, or of its group."""
 
@@ -107,6 +110,9 @@ class ModelFreeRuntime:
 
     def unscale(self) -> None:
         """Do nothing: there is no loss scale."""
+
+    def receive_parameters(self) -> None:
+        """Do nothing: there are no parameters."""
 
     def pseudo_gradient_microbatches(self) -> int:
         """Return 0: microbatches are not counted."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
 from planner.executor.comm.averaging_connections import AveragingConnections
-from planner.executor.comm.comm_plan import CommPlan
+from planner.executor.comm.comm_plan import CommPlan, owned_ranges
 from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.losses import LossCollector, LossSender
 from planner.executor.comm.p2p import Sender
@@ -286,8 +286,12 @@ class Worker:
         self._pipeline.run(index, schedule_id, record, on_operation_end)
 
     def _average_and_update(self, record: StepRecord) -> None:
-        """Average gradients over the stage, clip them, and update."""
-        tied = self._runtime.tied_numel
+        """Average gradients over the stage, clip them, and update.
+
+        With optimizer state in shards, the last round spreads updated parameters.
+        """
+        tied, shards = self._runtime.tied_numel, self.plan.shards_optimizer
+        averaging = slice(-1 if shards else None)
         self._runtime.unscale()
         # before peers are notified
         self.comm_plan.averager.prepare(self._runtime.gradients, self._collectives)
@@ -295,13 +299,28 @@ class Worker:
         if self._ready_hint is not None:
             self._ready_hint.ready(time.monotonic())
             notified = self._ready_hint.notified
-        self._average(record, self.comm_plan.averager, slice(tied, None), notified)
-        if tied:
-            self._average(record, self.comm_plan.tied_averager, slice(tied))
+        self._average_all(record, tied, averaging, notified)
         self._clip(record)
         if self._committer is not None:
             self._committer.commit_step(record.step, self._runtime.loss())
         self._update(record)
+        if shards:
+            self._average_all(record, tied, slice(-1, None))
+            self._runtime.receive_parameters()
+            record.end_s = time.monotonic()
+
+    def _average_all(
+        self,
+        record: StepRecord,
+        tied: int,
+        rounds: slice,
+        notified: Collection[int] | None = None,
+    ) -> None:
+        """Some rounds of averaging the stage's vector, and its tied part with another stage's."""
+        averager, tied_averager = self.comm_plan.averager, self.comm_plan.tied_averager
+        self._average(record, averager, slice(tied, None), notified, rounds)
+        if tied:
+            self._average(record, tied_averager, slice(tied), rounds=rounds)
 
     def _clip(self, record: StepRecord) -> None:
         """Compute the global norm and clip by it, if the plan needs it."""
@@ -311,14 +330,17 @@ class Worker:
         vector = self._runtime.gradients.current
         if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.clip_grad_norm_(vector[:0], self._step_connections.norm)
+            norm.clip_grad_norm_([], self._step_connections.norm)
             return
-        # tied parameters are counted on the first stage
-        on_first_stage = self.rank in self.plan.assignment.groups[0]
-        uncounted_numel = 0 if on_first_stage else self._runtime.tied_numel
-        record.gradient_norm = norm.clip_grad_norm_(
-            vector, self._step_connections.norm, uncounted_numel
-        )
+        tied = self._runtime.tied_numel
+        parts, counted = [vector], [vector]
+        if self.plan.shards_optimizer:
+            owned = owned_ranges(self.plan, self.rank, len(vector), tied)
+            parts = counted = [vector[slice(*part)] for part in owned]
+        elif self.rank not in self.plan.assignment.groups[0]:
+            # tied parameters are counted on the first stage
+            counted = [vector[tied:]]
+        record.gradient_norm = norm.clip_grad_norm_(parts, self._step_connections.norm, counted)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -346,6 +368,7 @@ class Worker:
         averager: StageAverager,
         part: slice = slice(None),
         notified: Collection[int] | None = None,
+        rounds: slice = slice(None),
     ) -> None:
         buffer, collectives = self._runtime.gradients, self._collectives
         if averager.peers:
@@ -357,6 +380,7 @@ class Worker:
                 notified,
                 collectives,
                 part,
+                rounds,
             )
             record.ops.append(OperationRecord(-1, self.rank, "A", begin_s, end_s))
 

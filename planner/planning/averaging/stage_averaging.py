@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.lp.owner_shares import owner_shares
 from planner.network.cluster import Cluster, device_limits
 from planner.planning.averaging.hierarchical import hierarchical_rounds
 from planner.planning.averaging.two_frequency import two_frequency_rounds
@@ -14,9 +15,9 @@ from planner.problems import AveragingProblem, ProblemError
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.shares import shares_of
-from planner.utils.text import joined
+from planner.utils.text import counted, joined
 
 
 def averaging_rounds(
@@ -29,6 +30,7 @@ def averaging_rounds(
     *,
     hierarchical: bool = False,
     two_frequency: bool = False,
+    optimizer_shards: int = 1,
 ) -> StageAveraging:
     """Rounds of one stage, to which every device contributes.
 
@@ -48,6 +50,8 @@ def averaging_rounds(
         Whether averaging in three rounds by site is taken where it is faster.
     two_frequency
         Whether regions average in every step, and between them every H.
+    optimizer_shards
+        Above 1: reduced to owners of at most one part in so many, which update and spread it.
 
     Returns
     -------
@@ -77,6 +81,10 @@ def averaging_rounds(
             return AveragingGroup.equal(members)
         return adaptive_group(cluster, members, vector_bytes)
 
+    if optimizer_shards > 1:
+        return _sharded_rounds(
+            cluster, tuple(group), shares, vector_bytes, optimizer_shards, hierarchical=hierarchical
+        )
     if two_frequency:
         return two_frequency_rounds(cluster, group, group_of, vector_bytes, codec)
     rounds = [[tuple(group)]]
@@ -104,6 +112,48 @@ def _rounds_of_groups(group: Sequence[int], group_size: int) -> list[list[tuple[
             f"{error:.2g}); choose a size of which {len(group)} is a power or product"
         )
     return [[tuple(group[i] for i in members) for members in groups] for groups in rounds]
+
+
+def _sharded_rounds(
+    cluster: Cluster,
+    members: tuple[int, ...],
+    shares: str,
+    vector_bytes: float,
+    shards: int,
+    *,
+    hierarchical: bool,
+) -> StageAveraging:
+    """Rounds that reduce gradients to the owners of shards, and spread their parameters."""
+    can_own = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    if can_own.sum() < shards:
+        raise ProblemError(
+            f"optimizer_shards is {shards}, and of {counted(len(members), 'device')} of a stage "
+            f"{can_own.sum()} can aggregate; give fewer shards, or more pipelines"
+        )
+    choices = [shares_of(can_own.astype(float))]
+    if shares == ShareRule.ADAPTIVE:
+        limits, index = device_limits(cluster), list(members)
+        network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+        adaptive = owner_shares(
+            *(limit[index] for limit in limits),
+            network.bandwidth_bytes_per_s[np.ix_(index, index)],
+            can_own,
+            1 / shards,
+        )
+        choices += [] if adaptive is None else [shares_of(adaptive)]
+    flags = (True,) * len(members)
+    rounds = [
+        tuple(
+            (AveragingGroup(members, choice, flags, phase=phase),)
+            for phase in (Phase.REDUCE, Phase.SPREAD)
+        )
+        for choice in choices
+    ]
+    multi_level = hierarchical_rounds(cluster, members) if hierarchical else None
+    if multi_level is not None and max(multi_level[-1][0].shares) <= 1 / shards:
+        rounds.append(multi_level)
+    links = LinkResources.of(cluster)
+    return min(rounds, key=lambda each: rounds_s(each, vector_bytes, links))
 
 
 def adaptive_group(

@@ -36,6 +36,8 @@ class ModelArrays(NamedTuple):
         Whether the objective is cost, and the value of waiting.
     max_in_flight
         Microbatches between forward and backward that a device may hold.
+    optimizer_shards
+        Least devices of a stage.
     layers_free, recompute_free
         Whether layers may move, and whether stages may recompute where memory is short.
     recompute
@@ -67,6 +69,7 @@ class ModelArrays(NamedTuple):
     by_cost: bool
     wait_usd_per_s: float
     max_in_flight: float
+    optimizer_shards: int
     layers_free: bool
     recompute_free: bool
     recompute: Bools

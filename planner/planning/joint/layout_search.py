@@ -130,6 +130,12 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         [workload.stem.parameters, *(layer.parameters for layer in workload.layers)]
     ).astype(float)
     parameters[0] = 0.0
+    state_bytes, rounded_bytes = workload.state_bytes_per_parameter, working.rounded_bytes
+    if (shards := workload.optimizer_shards) > 1:
+        # all that is not rounded is used in fp32, what is rounded only as such
+        in_fp32 = workload.precision.parameters.bytes
+        state_bytes -= (1 - 1 / shards) * workload.precision.optimizer_bytes - in_fp32
+        rounded_bytes -= in_fp32 if rounded_bytes else 0.0
     return ModelArrays(
         flops=np.array([0.0, *(costs.forward_flops for costs in prefix_costs)]),
         parameters=parameters,
@@ -146,9 +152,9 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         embedding_bytes=working.embedding,
         head_bytes=working.head,
         message_bytes=working.messages,
-        rounded_bytes=working.rounded_bytes,
+        rounded_bytes=rounded_bytes,
         gradient_bytes=workload.gradient_bytes_per_parameter,
-        state_bytes=workload.state_bytes_per_parameter,
+        state_bytes=state_bytes,
         wire_ratio=1.0,
         microbatches=workload.batch_samples / samples,
         every_steps=float(constraints.every_steps),
@@ -157,6 +163,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         by_cost=constraints.objective.by_cost,
         wait_usd_per_s=constraints.objective.wait_usd_per_s,
         max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
+        optimizer_shards=workload.optimizer_shards,
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
         recompute=recompute,
@@ -193,7 +200,8 @@ class LayoutSearch:
     ) -> None:
         self.constraints = constraints or Constraints()
         self.workload, self.layers = workload, len(workload.layers)
-        self.max_stages = min(self.layers, int(classes.size.sum()))
+        most_groups = int(classes.size.sum()) // workload.optimizer_shards
+        self.max_stages = max(min(self.layers, most_groups), 1)
         model = model_of(workload, self.constraints, self.max_stages)
         self.classes = classes
         self.model = model._replace(
