@@ -66,7 +66,8 @@ class PlanningProblem:
     def ends_together(self) -> bool:
         """Whether all devices of a stage end their averaging at the same time in every plan.
 
-        They do not in several rounds, as with optimizer state in shards, in hierarchical and in two-frequency averaging.
+        They do not in several rounds, such as those of optimizer state in shards, and in
+        hierarchical and two-frequency averaging.
         """
         request = self.request
         hierarchical = request.may_be_hierarchical and has_hierarchy(self.cluster)

@@ -139,6 +139,23 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
     message.copy_(
         activation_codec.encode_message(torch.randn(activation_codec.shape), gradient=False)
     )
+    # on a copy, so that training starts from untouched weights and moments; first, since gradients
+    # may replace parameters
+    updated = [p for group in model_stage.optimizer.param_groups for p in group["params"]]
+    copies = [p.detach().clone().requires_grad_() for p in updated]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    probe = model_stage.optimizer_config.make(copies)
+
+    def update() -> None:
+        if averages:
+            model_stage.gradients.to_host()
+            model_stage.gradients.to_device()
+        probe.step()
+        model_stage.module.cast_weights()
+
+    for _ in range(REPEATS):
+        timed("update_s", update)
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
@@ -171,21 +188,6 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
         if model_stage.module.head is not None:
             timed("head_s", head)
         timed("backward_s", backward)
-    # on a copy, so that training starts from untouched weights and moments
-    copies = [p.detach().clone().requires_grad_() for p in model_stage.parameters]
-    for copy in copies:
-        copy.grad = torch.zeros_like(copy)
-    probe = model_stage.optimizer_config.make(copies)  # type: ignore[arg-type]
-
-    def update() -> None:
-        if averages:
-            model_stage.gradients.to_host()
-            model_stage.gradients.to_device()
-        probe.step()
-        model_stage.module.cast_weights()
-
-    for _ in range(REPEATS):
-        timed("update_s", update)
     # the first round warms up
     return {
         field: statistics.median(values[1:]) if len(values) > 1 else 0.0

@@ -171,7 +171,9 @@ def _phase_contradictions(
     levels = phases in allowed
     if not levels and (sharded or any(one != {Phase.ALL} for one in phases)):
         stated = [sorted(map(str, member_phases)) for member_phases in phases]
-        choices = "reduce, exchange, spread, or within in place of reduce, a round each, or none stated"
+        choices = (
+            "reduce, exchange, spread, or within in place of reduce, a round each, or none stated"
+        )
         if sharded:
             choices = "reduce, exchange, spread, or without exchange, with optimizer_shards above 1"
         yield f"{where}: phases must be {choices}, found {stated}; correct phase"

@@ -26,6 +26,7 @@ from planner.executor.checkpoint.checkpoint_files import (
     complete_checkpoints,
     started_checkpoints,
 )
+from planner.executor.checkpoint.optimizer_segments import SEGMENT, joined_segments
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.data.microbatches import Microbatches
@@ -429,16 +430,22 @@ def _read_resharded(
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
-    for device, names in _source_shards(files, index, plan, rank, model_stage).items():
+    sources = _source_shards(files, index, plan, rank, model_stage)
+    for device, names in _all_sources(files, index, plan, rank, model_stage).items():
+        chosen = sources.get(device, {})
 
-        def wanted(key: str, names: dict[str, str] = names) -> bool:
-            return key in (SCALE, GROWTH_TRACKER) or (
-                not key.startswith(MEAN) and key.rpartition("/")[2] in names
-            )
+        def wanted(
+            key: str, names: dict[str, str] = names, chosen: dict[str, str] = chosen
+        ) -> bool:
+            name = key.rpartition("/")[2]
+            if key.startswith(SEGMENT):
+                return name in names
+            return key in (SCALE, GROWTH_TRACKER) or (not key.startswith(MEAN) and name in chosen)
 
         for key, tensor in files.read_shard(device, index, wanted).items():
             kind, slash, name = key.rpartition("/")
             tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
+    tensors = joined_segments(tensors)
     for key in () if model_stage.outer is None else model_stage.outer.state_dict():
         if key in tensors:
             continue
@@ -457,11 +464,26 @@ def _source_shards(
     rank: int,
     model_stage: ModelStage,
 ) -> dict[int, dict[str, str]]:
+    """By device, names in its shard of this rank's parameters, each from one device."""
     try:
         names = [name for name, _ in model_stage.module.named_parameters()]
         return source_shards(index["holds"], plan, rank, names)
     except Refusal as error:
         raise files.unreadable(str(error)) from None
+
+
+def _all_sources(
+    files: CheckpointFiles,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    model_stage: ModelStage,
+) -> dict[int, dict[str, str]]:
+    """The same, of all devices that may have a part of the optimizer state."""
+    if index["training"].get("optimizer_shards", 1) == 1:
+        return _source_shards(files, index, plan, rank, model_stage)
+    names = [name for name, _ in model_stage.module.named_parameters()]
+    return source_shards(index["holds"], plan, rank, names, all_holders=True)
 
 
 def _can_load(
@@ -476,5 +498,5 @@ def _can_load(
         return files.shard(rank).is_file()
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _source_shards(files, index, plan, rank, model_stage)
+    needed = _all_sources(files, index, plan, rank, model_stage)
     return all(files.shard(device).is_file() for device in needed)

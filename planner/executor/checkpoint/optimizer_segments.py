@@ -13,17 +13,16 @@ from torch import Tensor
 
 MASTER = "parameter"
 """Field of the fp32 parameters."""
-PREFIX = "optimizer@"
+SEGMENT = "optimizer@"
+"""Begins the keys of parts."""
 
 
 def segment_key(field: str, name: str, start: int) -> str:
     """Key of a part of a field of a parameter."""
-    return f"{PREFIX}{start}/{field}/{name}"
+    return f"{SEGMENT}{start}/{field}/{name}"
 
 
-def segment_of(
-    state_dict: Mapping[str, Tensor], field: str, name: str, part: slice
-) -> Tensor:
+def segment_of(state_dict: Mapping[str, Tensor], field: str, name: str, part: slice) -> Tensor:
     """A part of a field, from the same part or from the field of the whole parameter."""
     if (own := state_dict.get(segment_key(field, name, part.start))) is not None:
         return own
@@ -34,10 +33,10 @@ def segment_of(
 
 def joined_segments(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State with whole fields in place of their parts, of which all must be present."""
-    tensors = {key: value for key, value in state_dict.items() if not key.startswith(PREFIX)}
+    tensors = {key: value for key, value in state_dict.items() if not key.startswith(SEGMENT)}
     parts: dict[tuple[str, str], dict[int, Tensor]] = {}
     for key in state_dict.keys() - tensors.keys():
-        start, field, name = key.removeprefix(PREFIX).split("/")
+        start, field, name = key.removeprefix(SEGMENT).split("/")
         parts.setdefault((field, name), {})[int(start)] = state_dict[key]
     for (field, name), by_start in parts.items():
         parameter = tensors[f"{MASTER}/{name}"]

@@ -60,6 +60,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
             "clip": plan.clip,
             "codec": plan.codec,
             "boundary_codec": w.boundary_codec,
+            **({"optimizer_shards": w.optimizer_shards} if plan.shards_optimizer else {}),
         },
         "holds": {
             str(rank): [*plan.stage_layers[stage], has_head(plan, rank)]
@@ -76,9 +77,20 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tupl
 
 
 def source_shards(
-    holds: Mapping[str, Any], plan: TrainingPlan, rank: int, names: Iterable[str]
+    holds: Mapping[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    names: Iterable[str],
+    *,
+    all_holders: bool = False,
 ) -> dict[int, dict[str, str]]:
     """Shards that contain the parameters of a rank.
+
+    Parameters
+    ----------
+    all_holders
+        Whether all devices are listed that held a parameter, of whose optimizer state each may have
+        a part.
 
     Returns
     -------
@@ -106,9 +118,12 @@ def source_shards(
             number, holders = -1, [(d, 0) for d, a, b, _ in held if a == 0]
         if not holders:
             raise Refusal(f"no device that held {name!r}")
-        device, first = holders[turn % len(holders)]
-        there = EMBEDDING if name == copied else name
-        if layer is not None:
-            there = f"stage.layers.{number - first}.{name[layer.end() :]}"
-        sources.setdefault(device, {})[there] = name
+        for device, first in holders if all_holders else [holders[turn % len(holders)]]:
+            there = EMBEDDING if name == copied else name
+            if layer is not None:
+                there = f"stage.layers.{number - first}.{name[layer.end() :]}"
+            sources.setdefault(device, {})[there] = name
+        if all_holders and copied is not None and name in (EMBEDDING, copied):
+            for device in (d for d, a, _, head in held if head and a > 0):
+                sources.setdefault(device, {})[copied] = name
     return sources

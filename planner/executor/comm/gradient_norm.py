@@ -1,8 +1,9 @@
 """The global gradient norm, for clipping and for detecting overflow.
 
 The first device of each stage, or with optimizer state in shards each that has one, sends its sum
-of squares to a root, which sends the total to all. All devices thus use the same norm: they clip by the same factor, and with loss scaling all of them skip
-the step or none does. The norm itself depends on the order of summation.
+of squares to a root, which sends the total to all. All devices thus use the same norm: they clip by
+the same factor, and with loss scaling all of them skip the step or none does. The norm itself
+depends on the order of summation.
 """
 
 from __future__ import annotations

@@ -109,9 +109,7 @@ class OptimizerShard:
             self.optimizer.state[value] = state
 
 
-def _segments(
-    named: Sequence[tuple[str, nn.Parameter]], part: Range
-) -> Iterator[_Segment]:
+def _segments(named: Sequence[tuple[str, nn.Parameter]], part: Range) -> Iterator[_Segment]:
     """Parts of parameters in a part of the vector."""
     offset = 0
     for name, parameter in named:
@@ -138,7 +136,7 @@ class ShardedModelStage(ModelStage):
     def _state_tensors(self) -> list[Tensor]:
         # parameters that are only rounded share the memory of their gradients
         weights = {w.untyped_storage().data_ptr(): w for w in self.module.weights}
-        del weights[self.module.gradients.untyped_storage().data_ptr()]
+        weights.pop(self.module.gradients.untyped_storage().data_ptr(), None)
         return [*weights.values(), *self._shard.tensors]
 
     def update(self, norm: float | None = None) -> None:

@@ -85,7 +85,7 @@ def in_flight_room(
 def _stage_period(
     model: ModelArrays, classes: ClassArrays, state: LayoutState, scratch: LayoutScratch, j: int
 ) -> float:
-    """Period of stage j alone, infinite if its devices cannot hold it; sets share, compute_s and room."""
+    """Period of stage j alone, infinite if it does not fit; sets share, compute_s and room."""
     last = j == state.stages[0] - 1
     a, b = state.cuts[j], state.cuts[j + 1]
     forward = model.flops[b] - model.flops[a]

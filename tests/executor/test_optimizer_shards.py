@@ -1,0 +1,193 @@
+"""Devices that share their stage's optimizer state train as devices that hold all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.simulator.simulator import predict
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+from tests.conftest import levels, make_plan, tiny_workload
+
+torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
+
+from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from tests.executor.forks import losses_by_step, run_plan  # noqa: E402
+from tests.executor.reference import train_single  # noqa: E402
+
+GRID = [[0, 1], [2, 3]]
+TIED = Workload.transformer(
+    "tied",
+    Architecture(Family.LLAMA, 4, 32, 4, 2, 64, 61, 16, tied=True),
+    batch_samples=8,
+    precision="fp32",
+)
+
+
+def sharded(
+    workload: Workload,
+    grid: list[list[int]] = GRID,
+    shards: int = 2,
+    shares: tuple[float, ...] = (),
+    clip: float | None = None,
+) -> TrainingPlan:
+    """A plan whose devices hold one part in so many of their stage's optimizer state."""
+    plan = make_plan(grid, workload=workload.replace(optimizer_shards=shards), clip=clip)
+    return with_shares(plan, shares) if shares else plan
+
+
+def with_shares(plan: TrainingPlan, shares: tuple[float, ...]) -> TrainingPlan:
+    """The plan whose stages have other shares."""
+    stages = len(plan.stage_layers)
+    averaging = tuple(
+        tuple(tuple(replace(g, shares=shares) for g in groups) for groups in rounds)
+        for rounds in plan.averaging[:stages]
+    )
+    plan = plan.replace(averaging=averaging + plan.averaging[stages:])
+    return plan.replace(predicted=predict(plan))
+
+
+def train(plan: TrainingPlan, folder: Path, *options: str) -> dict[int, float]:
+    """Losses by step."""
+    path = folder / f"{plan.content_hash[:8]}.json"
+    save_plan(plan, path)
+    code, losses, said = losses_by_step(path, plan.cluster.network.ids, *options)
+    assert code == 0, said
+    return losses
+
+
+def parameters_in(folder: Path) -> dict[tuple[str, str], torch.Tensor]:
+    """Parameters by shard and name, of the newest checkpoint."""
+    newest = max(folder.glob("step-*"))
+    return {
+        (path.name, name): tensor
+        for path in newest.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+        if name.startswith("parameter/")
+    }
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [
+        (sharded(tiny_workload()), 20),
+        (sharded(TIED, clip=0.05), 6),
+        (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.125, 0.375), clip=0.5), 6),
+    ],
+    ids=["gpt2", "tied and clipped", "one stage, unequal shares"],
+)
+def test_losses_equal_those_of_one_process(tmp_path: Path, plan: TrainingPlan, steps: int) -> None:
+    losses = train(plan, tmp_path, "--steps", str(steps))
+    expected = [loss for loss, _ in train_single(plan, steps, OptimizerConfig())]
+    assert [losses[t] for t in range(steps)] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_16_bits_losses_equal_those_of_one_process(tmp_path: Path, precision: str) -> None:
+    """Of which devices have the rounded weights alone, and their part of the fp32 ones."""
+    workload = Workload.transformer(
+        "tied in 16 bits", TIED.architecture, batch_samples=8, precision=precision
+    )
+    plan = sharded(workload, clip=0.5)
+    losses = train(plan, tmp_path, "--steps", "8")
+    expected = [loss for loss, _ in train_single(plan, 8, OptimizerConfig())]
+    assert [losses[t] for t in range(8)] == pytest.approx(expected, rel=2e-3)
+
+
+def test_parameters_are_bit_for_bit_those_of_whole_optimizers(tmp_path: Path) -> None:
+    """In fp32, where sums of two do not depend on who adds them."""
+    found = []
+    for shards in (1, 2):
+        workload = TIED.replace(optimizer_shards=shards)
+        plan = make_plan(GRID, workload=workload, clip=0.05)
+        folder = tmp_path / str(shards)
+        train(plan, tmp_path, "--steps", "5", "--checkpoint", str(folder), "--every", "5")
+        found.append(parameters_in(folder))
+    assert found[0].keys() == found[1].keys()
+    for key, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][key]), key
+
+
+def test_of_sites_each_updates_all_parameters(tmp_path: Path) -> None:
+    """Slices are exchanged between sites, and each site's owners spread them."""
+    plan = sharded(tiny_workload(), [[0], [1], [2], [3]], clip=0.05)
+    plan = plan.replace(averaging=(levels([(0, 1), (2, 3)], (0.5, 0.5)),))
+    plan = plan.replace(predicted=predict(plan))
+    losses = train(plan, tmp_path, "--steps", "6")
+    expected = [loss for loss, _ in train_single(plan, 6, OptimizerConfig())]
+    assert [losses[t] for t in range(6)] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(sharded(TIED), id="the same plan"),
+        pytest.param(sharded(TIED, [[0, 1, 2], [3, 4, 5]]), id="more stages"),
+        pytest.param(make_plan([[0, 1]], workload=TIED), id="whole"),
+    ],
+)
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path, second: TrainingPlan) -> None:
+    """Of shards with shards, whole, and of whole ones with shards."""
+    first, folder = sharded(TIED), tmp_path / "checkpoints"
+    expected = train(first, tmp_path, "--steps", "8")
+    at = ("--checkpoint", str(folder), "--every", "4")
+    train(first, tmp_path, "--steps", "4", *at)
+    resumed = train(second, tmp_path, "--steps", "8", "--resume", str(folder), *at)
+    for step in range(4, 8):
+        assert resumed[step] == pytest.approx(expected[step], rel=1e-5)
+    # and back
+    last = train(first, tmp_path, "--steps", "10", "--resume", str(folder))
+    further = train(first, tmp_path, "--steps", "10")
+    assert last[9] == pytest.approx(further[9], rel=1e-5)
+
+
+def test_it_is_exported_and_evaluated(tmp_path: Path) -> None:
+    """As the same model that whole optimizers train."""
+    exported = []
+    for shards in (1, 2):
+        plan = make_plan(GRID, workload=TIED.replace(optimizer_shards=shards))
+        folder = tmp_path / f"model-{shards}"
+        train(plan, tmp_path, "--steps", "3", "--export", str(folder))
+        exported.append(
+            {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
+        )
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_devices_hold_no_more_than_the_plan_counts(tmp_path: Path, precision: str) -> None:
+    """With four shards, much less than without."""
+    workload = Workload.transformer(
+        "wide",
+        Architecture(Family.LLAMA, 2, 256, 4, 4, 512, 997, 16),
+        batch_samples=8,
+        precision=precision,
+    )
+    held = {}
+    for shards in (1, 4):
+        plan = make_plan([[0], [1], [2], [3]], workload=workload.replace(optimizer_shards=shards))
+        path = tmp_path / "plan.json"
+        save_plan(plan, path)
+        code, events, said = run_plan(path, plan.cluster.network.ids, "--steps", "2")
+        assert code == 0, said
+        devices = next(e for e in events if e["event"] == "devices")["devices"]
+        for device in devices:
+            assert device["peak_bytes"] <= device["planned_bytes"]
+        held[shards] = max(device["peak_bytes"] for device in devices)
+    assert held[4] < (0.75 if precision == "fp32" else 0.65) * held[1]
+
+
+def test_what_needs_whole_optimizers_is_refused(tmp_path: Path) -> None:
+    plan = sharded(tiny_workload())
+    path = tmp_path / "plan.json"
+    save_plan(plan, path)
+    code, _, said = run_plan(path, plan.cluster.network.ids, "--steps", "2", "--elastic")
+    assert code == 2
+    assert "--elastic: each device holds optimizer state that no other has" in said[0]
