@@ -17,7 +17,7 @@ from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
 from planner.search.result import Result
-from planner.training_plan.averaging_group import is_hierarchical
+from planner.training_plan.averaging_group import has_phases
 from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS, ComputeTimes
@@ -169,7 +169,7 @@ def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]
         (straight, "paths", "every microbatch visits every stage once, in order"),
         (same_step, "paths", "the microbatches of a step are the batch"),
         (
-            all(len(rounds) <= 1 or is_hierarchical(rounds) for rounds in plan.averaging),
+            all(len(rounds) <= 1 or has_phases(rounds) for rounds in plan.averaging),
             "averaging",
             "is one round, or in two levels",
         ),

@@ -82,7 +82,8 @@ GROUPS = {
     ),
     "model": ("--microbatch-samples", "--precision"),
     "layout (which device holds which layers)": (
-        *("--tensor-parallel", "--stages", "--pipelines", "--stage-layers", "--wiring"),
+        *("--tensor-parallel", "--optimizer-shards", "--stages", "--pipelines"),
+        *("--stage-layers", "--wiring"),
         *("--recompute", "--head", "--schedule", "--in-flight", "--smoothing", "--told"),
     ),
     "paths that skip stages": (
@@ -132,6 +133,14 @@ def _add_layout(sub: Arguments) -> None:
         default=1,
         help="GPUs of a machine that hold a stage together, or the best number with auto; needs "
         "column machine in --devices; default %(default)s",
+    )
+    sub.add_argument(
+        "--optimizer-shards",
+        metavar="N|auto",
+        type=_number_or_auto,
+        default=1,
+        help="each device of a stage holds at most one part in N of the stage's fp32 parameters "
+        "and moments (ZeRO, stage 1), or the best number with auto; default %(default)s",
     )
     sub.add_argument(
         "--stages",
@@ -377,6 +386,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     return PlanRequest(
         tensor_parallel=args.tensor_parallel,
+        optimizer_shards=args.optimizer_shards,
         stages=args.stages,
         wiring=args.wiring,
         routing=_routing(args),
@@ -463,7 +473,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     best_plan = result.plan
-    request = request.replace(tensor_parallel=best_plan.workload.tensor_parallel)
+    request = request.replace(
+        tensor_parallel=best_plan.workload.tensor_parallel,
+        optimizer_shards=best_plan.workload.optimizer_shards,
+    )
     planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
     search: dict[str, Any] = {}
     if args.compare and result.baselines is not None:

@@ -68,6 +68,7 @@ def plan_data(
         "searched": "shapes" if request.stages == "auto" else SEARCHED[request.kind],
         "devices": len(plan.cluster),
         "tensor_parallel": plan.workload.tensor_parallel,
+        "optimizer_shards": plan.workload.optimizer_shards,
         "stages": _stages(plan),
         "averaging_only": [ids[d] for d in sorted(plan.averages_for)],
         "without_microbatches": [ids[d] for d in sorted(set(plan.stage_of) - busy)],
@@ -162,6 +163,11 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             f"Each device of the plan is a worker of {degree} GPUs of a machine, which split the "
             f"stage's matrices (tensor parallelism){_gpu_links(plan)}. Bounds are for workers of "
             "as many."
+        )
+    if (shards := plan.workload.optimizer_shards) > 1:
+        yield (
+            f"Each device holds at most 1/{shards} of its stage's fp32 parameters and moments, "
+            "updates them, and sends the parameters to the others. Bounds are for such plans."
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."

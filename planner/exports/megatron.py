@@ -54,6 +54,8 @@ def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
         "tensor-model-parallel-size": trainer.tensor_parallel,
         "pipeline-model-parallel-size": trainer.stages,
     }
+    if plan.shards_optimizer:
+        options["use-distributed-optimizer"] = True
     if trainer.tensor_parallel > 1:
         options["sequence-parallel"] = True
     if trainer.stages > 1:

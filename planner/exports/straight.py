@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from planner.exports.error import ExportError
-from planner.training_plan.choices import Codec, Head, Phase, Wiring
+from planner.training_plan.averaging_group import is_hierarchical
+from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.workload.boundary_codec import BoundaryCodec
@@ -20,10 +21,18 @@ def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
 
 
 def require_trainable(
-    plan: TrainingPlan, target: str, *, recompute: bool = False, local_steps: bool = False
+    plan: TrainingPlan,
+    target: str,
+    *,
+    recompute: bool = False,
+    local_steps: bool = False,
+    shards: bool = False,
 ) -> Pipelines:
-    """Reject a plan that a trainer with one all-reduce per stage cannot run."""
-    refusal = _not_straight(plan) or _unsupported(plan, recompute, local_steps)
+    """Reject a plan that a trainer with one all-reduce per stage cannot run.
+
+    Flags state what the trainer has: ``shards`` reduces to equal shards of optimizer state.
+    """
+    refusal = _not_straight(plan) or _unsupported(plan, recompute, local_steps, shards)
     if refusal:
         reason, remedy = refusal
         raise ExportError(f"{target} cannot express {reason}; {remedy}")
@@ -59,7 +68,9 @@ def _not_straight(plan: TrainingPlan) -> tuple[str, str] | None:
     return None
 
 
-def _unsupported(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[str, str] | None:
+def _unsupported(
+    plan: TrainingPlan, recompute: bool, local_steps: bool, shards: bool
+) -> tuple[str, str] | None:
     """Return an unsupported feature of a plan with straight pipelines, and the remedy."""
     workload = plan.workload
     schedule = first_schedule(plan)
@@ -90,12 +101,14 @@ def _unsupported(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tupl
             f"an outer optimizer that runs every {plan.sync.every_steps} steps",
             "plan with averaging in every step",
         )
+    if plan.shards_optimizer and not shards:
+        return "optimizer state in shards", "plan with --optimizer-shards 1"
     for stage, rounds in enumerate(plan.averaging):
         groups = [group for groups in rounds for group in groups]
         subject = f"stage {stage}" if stage < len(plan.stage_layers) else "the embedding"
-        if any(group.phase is not Phase.ALL for group in groups):
+        if is_hierarchical(rounds):
             return f"hierarchical averaging ({subject})", equal
-        if len(groups) > 1:
+        if len(groups) > 1 + plan.shards_optimizer:
             return f"averaging in several groups or rounds ({subject})", equal
         for group in groups:
             averaged = set(plan.averaged_by(stage))

@@ -34,10 +34,14 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=True)
+    shards = trainer.replicas if plan.shards_optimizer else 1
     parallelism: dict[str, object] = {
-        "parallelism.data_parallel_replicate_degree": trainer.replicas,
-        "parallelism.data_parallel_shard_degree": 1,
+        "parallelism.data_parallel_replicate_degree": trainer.replicas // shards,
+        "parallelism.data_parallel_shard_degree": shards,
     }
+    if plan.shards_optimizer:
+        # weights stay whole between operations, as in the plan
+        parallelism["parallelism.fsdp_reshard_after_forward"] = "never"
     if trainer.tensor_parallel > 1:
         parallelism["parallelism.tensor_parallel_degree"] = trainer.tensor_parallel
     files, rank_options = pipeline_files(trainer, SCHEDULE_CSV)
@@ -57,7 +61,7 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
 
 def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return a script that starts the lighthouse and one torchft replica group per pipeline."""
-    trainer = TrainerPlan.for_target(plan, "torchft", options, local_steps=True)
+    trainer = TrainerPlan.for_target(plan, "torchft", options, local_steps=True, shards=False)
     if trainer.tensor_parallel > 1:
         raise trainer.refuse(
             f"devices of {trainer.tensor_parallel} GPUs", "plan with --tensor-parallel 1"

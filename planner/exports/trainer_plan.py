@@ -69,10 +69,18 @@ class TrainerPlan:
 
     @classmethod
     def for_target(
-        cls, plan: TrainingPlan, target: str, options: ExportOptions, *, local_steps: bool = False
+        cls,
+        plan: TrainingPlan,
+        target: str,
+        options: ExportOptions,
+        *,
+        local_steps: bool = False,
+        shards: bool = True,
     ) -> TrainerPlan:
         """Check that the target can run the plan, and assign ranks."""
-        pipelines = require_trainable(plan, target, recompute=True, local_steps=local_steps)
+        pipelines = require_trainable(
+            plan, target, recompute=True, local_steps=local_steps, shards=shards
+        )
         return cls(plan, target, pipelines, _ranks(plan, pipelines, options))
 
     @property

@@ -72,7 +72,8 @@ class Shape:
 
 def shard_counts(cluster: Cluster, request: PlanRequest) -> list[int]:
     """Numbers of optimizer shards to try: powers of two, or the number of straight pipelines."""
-    n = int(np.asarray(cluster.devices.can_compute & cluster.devices.can_aggregate).sum())
+    devices = cluster.devices
+    n = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
     if request.kind is PlanKind.STRAIGHT and isinstance(request.stages, int):
         return sorted({1, max(n // request.stages, 1)})
     if request.kind is PlanKind.STRAIGHT and request.pipelines is not None:

@@ -34,7 +34,8 @@ class AveragingGroup:
         its shares refer.
     phase
         Part of an averaging that the round performs. Hierarchical averaging has one round each of
-        groups that reduce, exchange and spread. In two-frequency averaging, groups average
+        groups that reduce, exchange and spread. With optimizer state in shards, what is spread are
+        parameters that the members have updated. In two-frequency averaging, groups average
         gradients `within` in every step; what is exchanged and spread are changes of parameters.
 
     References
@@ -128,9 +129,14 @@ StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
 """Consecutive rounds of groups of one stage."""
 
 
-def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
-    """Whether a stage averages hierarchically."""
+def has_phases(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage's rounds are phases of one averaging."""
     return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
+
+
+def is_hierarchical(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage averages within sites or regions, and between them."""
+    return any(group.phase is Phase.EXCHANGE for groups in rounds for group in groups)
 
 
 def within(rounds: Sequence[Sequence[AveragingGroup]]) -> StageAveraging:

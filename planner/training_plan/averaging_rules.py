@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.training_plan.averaging_group import WHOLE, AveragingGroup, is_hierarchical, within
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup, has_phases, within
 from planner.training_plan.choices import Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import fraction_ends
+from planner.utils.text import counted
 
 Floats = NDArray[np.float64]
 
@@ -175,7 +176,11 @@ def _phase_contradictions(
             "reduce, exchange, spread, or within in place of reduce, a round each, or none stated"
         )
         if sharded:
-            choices = "reduce, exchange, spread, or without exchange, with optimizer_shards above 1"
+            choices = "reduce, exchange, spread, "
+        if sharded:
+            choices += "or without exchange, with optimizer_shards above 1"
+        else:
+            choices += "or within in place of reduce, a round each, or none stated"
         yield f"{where}: phases must be {choices}, found {stated}; correct phase"
         return
     for r, groups in enumerate(rounds):
@@ -231,7 +236,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     has_gradient = [
         place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
     ]
-    levels = is_hierarchical(rounds)
+    levels = has_phases(rounds)
     if within(rounds):
         # members of a region have equal gradients: the first one represents them
         has_gradient = [place[g.members[0]] for g in rounds[0]]

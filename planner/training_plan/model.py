@@ -365,8 +365,8 @@ class TrainingPlan:
     def norm_devices(self) -> tuple[int, ...]:
         """Devices whose updates wait for the global norm, first the one that sums it.
 
-        All devices with a stage, if one of them has not all sums of its own. The summing device minimises the
-        largest distance to the others.
+        All devices with a stage, if none has all sums. The summing device minimises the largest
+        distance to the others.
         """
         if not self.needs_norm or (len(self.stage_layers) == 1 and not self.shards_optimizer):
             return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def train(plan: TrainingPlan, folder: Path, *options: str) -> dict[int, float]:
     return losses
 
 
-def parameters_in(folder: Path) -> dict[tuple[str, str], torch.Tensor]:
+def parameters_in(folder: Path) -> dict[tuple[str, str], Any]:
     """Parameters by shard and name, of the newest checkpoint."""
     newest = max(folder.glob("step-*"))
     return {
@@ -154,9 +155,8 @@ def test_it_is_exported_and_evaluated(tmp_path: Path) -> None:
         plan = make_plan(GRID, workload=TIED.replace(optimizer_shards=shards))
         folder = tmp_path / f"model-{shards}"
         train(plan, tmp_path, "--steps", "3", "--export", str(folder))
-        exported.append(
-            {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
-        )
+        files = map(load_file, folder.glob("*.safetensors"))
+        exported.append({name: tensor for tensors in files for name, tensor in tensors.items()})
     assert exported[0].keys() == exported[1].keys()
     assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
 

@@ -18,7 +18,7 @@ from planner.executor.comm.device_collectives import DeviceCollectives
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.p2p import Sender
 from planner.executor.comm.sharded_allreduce import ShardedAllReduce
-from planner.training_plan.averaging_group import AveragingGroup, is_hierarchical
+from planner.training_plan.averaging_group import AveragingGroup, has_phases
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class StageAverager:
 
     def _scale(self, number: int) -> float:
         """Factor of a round: means, and for the last round the sum of all."""
-        if len(self.rounds) == 1 or is_hierarchical([self.rounds]):
+        if len(self.rounds) == 1 or has_phases([self.rounds]):
             return 1.0
         last = number == len(self.rounds) - 1
         return (self.devices if last else 1) / len(self.rounds[number].members)

@@ -132,17 +132,18 @@ def _sharded_rounds(
         )
     choices = [shares_of(can_own.astype(float))]
     if shares == ShareRule.ADAPTIVE:
-        limits, index = device_limits(cluster), list(members)
+        (up, down), index = device_limits(cluster), list(members)
         network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
         adaptive = owner_shares(
-            *(limit[index] for limit in limits),
+            up[index],
+            down[index],
             network.bandwidth_bytes_per_s[np.ix_(index, index)],
             can_own,
             1 / shards,
         )
         choices += [] if adaptive is None else [shares_of(adaptive)]
     flags = (True,) * len(members)
-    rounds = [
+    rounds: list[StageAveraging] = [
         tuple(
             (AveragingGroup(members, choice, flags, phase=phase),)
             for phase in (Phase.REDUCE, Phase.SPREAD)
