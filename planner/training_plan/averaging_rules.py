@@ -81,6 +81,11 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
         yield from wrong
         if not wrong:
             yield from _weights_contradictions(plan, j)
+    if plan.shards_optimizer and plan.sync.local_steps:
+        yield (
+            "workload.optimizer_shards: devices that take steps of their own need all of their "
+            f"optimizer state, found sync.every_steps {plan.sync.every_steps}; give 1"
+        )
     yield from _aggregator_contradictions(plan)
     yield from _frequency_contradictions(plan)
 

@@ -1,0 +1,213 @@
+"""Plans whose devices share their stage's optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.checker.memory import stage_memory
+from planner.problems import ProblemError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import Sync
+from planner.training_plan.validation import contradictions
+from planner.workload.costs import stage_costs
+from tests.conftest import levels, make_plan, random_network, tiny_workload
+from tests.planning.test_hierarchical_averaging import nodes
+
+BILLION = pl.Workload.preset("gpt3-1.3b", batch_samples=64)
+GRID = [[0, 1], [2, 3]]
+
+
+def shared(plan: TrainingPlan, shards: int) -> list[dict[int, float]]:
+    """Per averaged vector, the part that each device updates."""
+    parts = []
+    for rounds in plan.averaging:
+        assert {group.phase for group in rounds[-1]} == {"spread"}
+        parts.append({d: s for g in rounds[-1] for d, s in zip(g.members, g.shares, strict=True)})
+        assert max(parts[-1].values()) <= 1 / shards
+    return parts
+
+
+@pytest.mark.parametrize("kind", ["straight", "open", "flow of two stages", "one stage"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_every_kind_of_plan_shards(kind: str, clip: float | None, tmp_path: Path) -> None:
+    """Checked by another simulator, saved and loaded, and no faster than its bound."""
+    kinds: dict[str, dict[str, Any]] = {
+        "straight": {"stages": 2},
+        "open": {},
+        "flow of two stages": {"stages": 2, "wiring": "flow", "averaging": "adaptive"},
+        "one stage": {"stages": 1, "averaging": "adaptive"},
+    }
+    limits = np.random.default_rng(5).uniform(1e7, 1e8, 6)
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=limits)
+    cluster = pl.Cluster(random_network(6, 3), devices)
+    for workload in (tiny_workload(batch_samples=96), tiny_workload("llama", tied=True)):
+        stop = pl.Effort(0.05)
+        made = pl.plan(cluster, workload, clip=clip, stop=stop, optimizer_shards=2, **kinds[kind])
+        assert made.plan is not None
+        shared(made.plan, 2)
+        assert all(len(group) >= 2 for group in made.plan.assignment.groups)
+        assert pl.check(made.plan, cluster) == []
+        pl.save_plan(made.plan, tmp_path / "plan.json")
+        assert pl.load_plan(tmp_path / "plan.json") == made.plan
+        assert made.bound is not None
+        assert made.bound <= made.plan.predicted.step_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shards=st.integers(2, 3), clip=st.booleans())
+def test_both_simulators_agree(seed: int, shards: int, clip: bool) -> None:
+    """Also about devices that share lines, and a norm that waits for shares of all."""
+    rng = np.random.default_rng(seed)
+    cluster = nodes(
+        rng.integers(1, 4, 3).tolist(),
+        line=float(rng.uniform(1e6, 1e8)),
+        upload_bytes_per_s=float(rng.uniform(1e6, 1e8)),
+    )
+    stages = int(rng.integers(1, 3))
+    if len(cluster) % stages or len(cluster) // stages < shards:
+        return
+    made = pl.plan(
+        cluster,
+        tiny_workload("llama", tied=bool(rng.integers(2)), batch_samples=24),
+        stages=stages,
+        averaging="adaptive",
+        optimizer_shards=shards,
+        clip=0.5 if clip else None,
+        stop=pl.MaxIterations(2),
+    )
+    assert made.plan is not None
+    assert pl.check(made.plan, cluster) == []
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16")])
+@pytest.mark.parametrize("shards", [2, 3, 16])
+def test_memory_is_counted_twice(kind: str, precision: str, shards: int, recompute: bool) -> None:
+    """By checker and planner."""
+    arch = tiny_workload(kind).architecture
+    assert arch is not None
+    whole = pl.Workload.transformer("w", arch, batch_samples=8, precision=precision)
+    parts = whole.replace(optimizer_shards=shards)
+    for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
+        costs = stage_costs(parts, *span, with_head=head, recompute=recompute)
+        checked = stage_memory(parts, *span, runs_head=head, recomputes=recompute)
+        assert costs.state_bytes == pytest.approx(checked.state, rel=1e-12)
+        before = stage_costs(whole, *span, with_head=head, recompute=recompute)
+        assert replace(costs, state_bytes=0.0) == replace(before, state_bytes=0.0)
+
+
+def test_of_a_middle_stage_six_bytes_and_twelve_in_shards() -> None:
+    """In bf16: rounded weights and fp32 gradients; fp32 parameters and two moments."""
+    layer = BILLION.layers[1].parameters
+    for shards in (2, 4):
+        costs = stage_costs(BILLION.replace(optimizer_shards=shards), 1, 3)
+        assert costs.state_bytes == pytest.approx(2 * layer * (6 + 12 / shards))
+    assert stage_costs(BILLION, 1, 3).state_bytes == 2 * layer * 18
+
+
+def test_a_model_fits_that_did_not() -> None:
+    """Into six cards of 10 GB, of which three hold a stage."""
+    network = pl.Network(np.full((6, 6), 1e-3), np.full((6, 6), 1e9))
+    cluster = pl.Cluster(network, pl.Devices(5e13, 10e9))
+    two = {"stages": 2, "stop": pl.MaxIterations(2), "recompute": "all"}
+    with pytest.raises(ProblemError, match="needs"):
+        pl.plan(cluster, BILLION.replace(batch_samples=96), **two)
+    made = pl.plan(cluster, BILLION.replace(batch_samples=96), optimizer_shards=3, **two)
+    assert made.plan is not None
+    assert pl.check(made.plan, cluster) == []
+
+
+def test_the_best_number_is_found() -> None:
+    """Three of the devices of each stage; why the whole state does not fit is said."""
+    network = pl.Network(np.full((6, 6), 1e-3), np.full((6, 6), 1e9))
+    cluster = pl.Cluster(network, pl.Devices(5e13, 10e9))
+    fields = {"stages": 2, "recompute": "all", "optimizer_shards": "auto"}
+    made = pl.plan(cluster, BILLION.replace(batch_samples=96), stop=pl.MaxIterations(2), **fields)
+    assert made.plan is not None
+    assert made.plan.workload.optimizer_shards == 3
+    (other,) = (a for a in made.plan.alternatives if a.instead.startswith("1 optimizer shard"))
+    assert other.taken == "3 optimizer shards"
+    assert other.why.startswith("device '0' has 10.00 GB but stage 0 needs")
+
+
+def test_sites_hold_all_optimizer_state_each() -> None:
+    """Where that is faster and their owners hold no more than their part."""
+    cluster = nodes([4, 4])
+    one = {"stages": 1, "averaging": "adaptive", "stop": pl.MaxIterations(2)}
+    work = tiny_workload(batch_samples=64)
+    for shards, phases in ((4, ["reduce", "exchange", "spread"]), (8, ["reduce", "spread"])):
+        plan = pl.plan(cluster, work, optimizer_shards=shards, **one).plan
+        assert plan is not None
+        assert [str(groups[0].phase) for groups in plan.averaging[0]] == phases
+
+
+def test_plans_that_contradict_themselves() -> None:
+    plan = make_plan(GRID, workload=tiny_workload().replace(optimizer_shards=2))
+    assert not list(contradictions(plan))
+    rounds = plan.averaging[0]
+    unequal = tuple(tuple(replace(g, shares=(0.25, 0.75)) for g in groups) for groups in rounds)
+    whole = tuple((replace(groups[0], phase="all"),) for groups in rounds[:1])
+    three = plan.workload.replace(optimizer_shards=3)
+    reversed_shares = (rounds[0], (replace(rounds[1][0], members=(2, 0)),))
+    for wrong, said in (
+        (plan.replace(averaging=(unequal, plan.averaging[1])), "device 2 spreads 0.75"),
+        (plan.replace(averaging=(whole, plan.averaging[1])), "phases must be reduce, exchange"),
+        (plan.replace(workload=three), "2 devices cannot hold optimizer state in 3 shards"),
+        (plan.replace(averaging=(reversed_shares, plan.averaging[1])), "averaging.stages[0]"),
+        (plan.replace(sync=Sync(4)), "found sync.every_steps 4"),
+        (plan.replace(workload=tiny_workload()), "phases must be reduce, exchange"),
+    ):
+        assert any(said in line for line in contradictions(wrong)), (
+            said,
+            list(contradictions(wrong)),
+        )
+
+
+def test_owners_of_one_site_must_hold_all() -> None:
+    one = make_plan([[0], [1], [2], [3]], workload=tiny_workload().replace(optimizer_shards=2))
+    sites = levels([(0, 1), (2, 3)], (0.5, 0.5))
+    assert not list(contradictions(one.replace(averaging=(sites,))))
+    uneven = levels([(0,), (1, 2, 3)], (0.5, 0.5))
+    (line,) = contradictions(one.replace(averaging=(uneven,)))
+    assert "device 0 spreads 1" in line
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sync_every": 4},
+        {"codec": "int8"},
+        {"group_size": 2},
+        {"stage_sizes": (2, 2, 2), "path_stages": 2},
+        {"tensor_parallel": 2},
+    ],
+)
+def test_what_shards_do_not_go_with(fields: dict[str, Any]) -> None:
+    cluster = pl.Cluster(random_network(6), pl.Devices(1e9, 16e9))
+    with pytest.raises(ProblemError, match="optimizer_shards is 2 with"):
+        pl.plan(cluster, tiny_workload(), optimizer_shards=2, stop=pl.MaxIterations(1), **fields)
+
+
+def test_too_few_devices_for_shards() -> None:
+    cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9))
+    with pytest.raises(ProblemError, match="fewer shards, or more pipelines"):
+        pl.plan(cluster, tiny_workload(), stages=2, optimizer_shards=4, stop=pl.MaxIterations(1))
+    with pytest.raises(ValueError, match="state_bytes_per_parameter is 12 and not 16"):
+        tiny_workload().replace(state_bytes_per_parameter=12.0, optimizer_shards=2)
+
+
+def test_more_shards_need_less_memory() -> None:
+    needs = [
+        stage_costs(BILLION.replace(optimizer_shards=k), 0, 24, with_head=True).state_bytes
+        for k in (1, 2, 4, 8)
+    ]
+    assert all(more > less for more, less in pairwise(needs))
