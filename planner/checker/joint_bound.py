@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from planner.checker.memory import stage_memory
 from planner.checker.plan_network import pair_rates
+from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import TrainingPlan
@@ -281,6 +282,14 @@ class _Splits:
         self.samples = int(witness["microbatch_samples"])
         self.recompute_options = (False, True) if witness["recompute"] is True else (False,)
         self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        w = plan.workload
+        formats = (w.precision.compute, w.precision.gradients)
+        in_bf16 = w.architecture is not None and formats == (Dtype.BF16, Dtype.FP32)
+        if w.optimizer_shards > 1 and in_bf16:
+            # a device with a share x of at most 1/2 sends 1 - x of the gradients, and receives
+            # (m - 1) x; then it sends (m - 1) x of the parameters and receives 1 - x, in 2 bytes
+            # of 4: together at least 3/4 of what it would send in one round
+            self.wire_ratio = 3 / 4
         self.has_aggregators = witness.get("helped") is True
         self.regions = int(witness.get("regions", 0))
         self.hierarchical = witness.get("levels") is True or self.regions > 0

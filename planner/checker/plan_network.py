@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import TrainingPlan
@@ -127,6 +128,9 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
     # within sites sums are not compressed
     coded = plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
     wire = 1028 / 4096 if coded else 1.0
+    if group.dtype is Dtype.BF16:
+        # parameters of which all devices have the rounded values only
+        wire = 2 / 4
     sent = vector_bytes(plan, stage) * wire * averaged_parts(group)
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)

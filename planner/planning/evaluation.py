@@ -65,7 +65,7 @@ def stage_averaging(
     tied_apart = not request.sync.local_steps
     sizes = problem.workload.averaged_bytes(shape.layers, shape.head_stage, apart=tied_apart)
     may_be_hierarchical, two_frequency = request.may_be_hierarchical, request.within is not None
-    shards = problem.workload.optimizer_shards
+    w = problem.workload
     averaging = [
         (
             averaging_rounds(
@@ -77,11 +77,12 @@ def stage_averaging(
                 codec,
                 hierarchical=may_be_hierarchical,
                 two_frequency=two_frequency,
-                optimizer_shards=shards,
+                optimizer_shards=w.optimizer_shards,
+                spread_dtype=w.spread_dtype(start),
             ),
             size,
         )
-        for group, size in zip(groups, sizes, strict=False)
+        for group, size, (start, _) in zip(groups, sizes, shape.layers, strict=False)
     ]
     for size in sizes[stages:]:
         members = tuple(sorted((*groups[0], *groups[shape.head_stage])))
@@ -95,7 +96,9 @@ def stage_averaging(
                 size,
                 codec,
                 hierarchical=may_be_hierarchical,
-                optimizer_shards=shards,
+                optimizer_shards=w.optimizer_shards,
+                # the first stage has it too
+                spread_dtype=w.spread_dtype(0),
             )
         except ProblemError as error:
             raise ProblemError(

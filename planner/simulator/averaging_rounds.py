@@ -82,7 +82,7 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     """
     share, gives = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
     gets = np.array(group.receives_sums, dtype=float)
-    size = vector_bytes * group.width * group.codec(codec).wire_ratio
+    size = vector_bytes * group.width * group.wire_ratio(codec)
     sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)

@@ -52,7 +52,7 @@ def _group_s(
     group: AveragingGroup, gradient_bytes: float, codec: Codec, latency: Floats, bandwidth: Floats
 ) -> float:
     pick = np.ix_(group.members, group.members)
-    share = np.array(group.shares) * group.width * group.codec(codec).wire_ratio
+    share = np.array(group.shares) * group.width * group.wire_ratio(codec)
     gives, gets = np.array(group.sends_contributions), np.array(group.receives_sums)
     off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.network.dtype import Dtype
 from planner.training_plan import coercion
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
@@ -38,6 +39,10 @@ class AveragingGroup:
         parameters that the members have updated. In two-frequency averaging, groups average
         gradients `within` in every step; what is exchanged and spread are changes of parameters.
 
+    dtype
+        Format of parameters that are spread, where devices use no other; None for the format of
+        averaged gradients.
+
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2.
@@ -49,6 +54,7 @@ class AveragingGroup:
     receives: tuple[bool, ...] = ()
     slice: tuple[float, float] = WHOLE
     phase: Phase = Phase.ALL
+    dtype: Dtype | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", coercion.numbers("members", self.members))
@@ -70,6 +76,8 @@ class AveragingGroup:
             )
         object.__setattr__(self, "slice", ends)
         object.__setattr__(self, "phase", choice(Phase, "phase", self.phase, error=PlanError))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", choice(Dtype, "dtype", self.dtype, error=PlanError))
 
     def __repr__(self) -> str:
         return f"AveragingGroup({counted(len(self.members), 'member')}, {self.phase})"
@@ -103,6 +111,12 @@ class AveragingGroup:
         """
         return codec if self.phase in (Phase.ALL, Phase.EXCHANGE) else Codec.NONE
 
+    def wire_ratio(self, codec: Codec) -> float:
+        """Bytes of its messages over those of the vectors, in a plan with this codec."""
+        if self.dtype is not None:
+            return self.dtype.bytes / Dtype.FP32.bytes
+        return self.codec(codec).wire_ratio
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; defaults (all receive, whole slice, phase) are omitted."""
         data: dict[str, Any] = {
@@ -114,6 +128,8 @@ class AveragingGroup:
             data["slice"] = list(self.slice)
         if self.phase is not Phase.ALL:
             data["phase"] = self.phase
+        if self.dtype is not None:
+            data["dtype"] = self.dtype
         return data
 
     @classmethod

@@ -144,7 +144,15 @@ def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[st
             f"{shards} shards; give the stage more devices, or fewer optimizer_shards"
         )
         return
+    start = plan.stage_layers[j][0] if j < len(plan.stage_layers) else 0
+    dtype = plan.workload.spread_dtype(start)
     for g in plan.averaging[j][-1]:
+        if g.dtype is not dtype:
+            yield (
+                f"{where}: parameters of these layers are spread in "
+                f"{dtype or plan.workload.precision.gradients}, found dtype "
+                f"{g.dtype and str(g.dtype)!r}; correct it"
+            )
         largest = max(g.shares)
         if largest > 1 / shards + SHARE_TOLERANCE:
             d = g.members[g.shares.index(largest)]
@@ -190,6 +198,11 @@ def _phase_contradictions(
         return
     for r, groups in enumerate(rounds):
         for group in groups:
+            if group.dtype is not None and not (sharded and group.phase is Phase.SPREAD):
+                yield (
+                    f"{where}.rounds[{r}]: dtype is for parameters that are spread, found "
+                    f"{str(group.dtype)!r} in phase {group.phase}; leave it out"
+                )
             if group.slice != WHOLE and group.phase is not Phase.EXCHANGE:
                 yield (
                     f"{where}.rounds[{r}]: groups that exchange may work on a slice, found "

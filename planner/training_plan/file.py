@@ -179,6 +179,7 @@ def _rounds(rounds: list[list[dict[str, Any]]]) -> StageAveraging:
                 tuple(g.get("receives", ())),
                 tuple(g.get("slice", WHOLE)),
                 Phase(g.get("phase", Phase.ALL)),
+                g.get("dtype"),
             )
             for g in groups
         )

@@ -22,7 +22,7 @@ from planner.utils.text import counted, quantity
 from planner.utils.validate import choice, count, instance_of, real, sequence
 from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
-from planner.workload.layers import Architecture, Layer, StageLoad
+from planner.workload.layers import Architecture, Family, Layer, StageLoad
 from planner.workload.precision import Precision
 from planner.workload.transformer import transformer
 
@@ -286,6 +286,32 @@ class Workload:
             f"workload.architecture: {self.name!r} can be planned but not run, the executor does "
             f"not do this: {reason}; take a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 workload without"
         )
+
+    def spread_dtype(self, start: int) -> Dtype | None:
+        """Format of the parameters of a stage that owners of optimizer state send to the others.
+
+        Parameters
+        ----------
+        start
+            The stage's first layer.
+
+        Returns
+        -------
+        Dtype or None
+            The format of compute where the others use no other; None for that of averaged
+            gradients. Learned positions are added to the embedding in fp32.
+        """
+        formats, arch = self.precision, self.architecture
+        if self.optimizer_shards == 1 or arch is None or formats.gradients is not Dtype.FP32:
+            return None
+        adds_positions = arch.kind is Family.GPT2 and start == 0
+        return Dtype.BF16 if formats.compute is Dtype.BF16 and not adds_positions else None
+
+    @property
+    def averaged_ratio(self) -> float:
+        """Least bytes that a stage averages over those of its gradients, sent both ways."""
+        dtype = self.spread_dtype(1)
+        return 1.0 if dtype is None else (1 + dtype.bytes / Dtype.FP32.bytes) / 2
 
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer in memory, regardless of encoding.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.memory import stage_memory
 from planner.problems import ProblemError
+from planner.training_plan.choices import Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import Sync
 from planner.training_plan.validation import contradictions
@@ -63,8 +64,16 @@ def test_every_kind_of_plan_shards(kind: str, clip: float | None, tmp_path: Path
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), shards=st.integers(2, 3), clip=st.booleans())
-def test_both_simulators_agree(seed: int, shards: int, clip: bool) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shards=st.integers(2, 3),
+    clip=st.booleans(),
+    kind=st.sampled_from(["gpt2", "llama"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+)
+def test_both_simulators_agree(
+    seed: int, shards: int, clip: bool, kind: str, precision: str
+) -> None:
     """Also about devices that share lines, and a norm that waits for shares of all."""
     rng = np.random.default_rng(seed)
     cluster = nodes(
@@ -75,9 +84,11 @@ def test_both_simulators_agree(seed: int, shards: int, clip: bool) -> None:
     stages = int(rng.integers(1, 3))
     if len(cluster) % stages or len(cluster) // stages < shards:
         return
+    tiny = tiny_workload(kind, tied=bool(rng.integers(2)))
+    assert tiny.architecture is not None
     made = pl.plan(
         cluster,
-        tiny_workload("llama", tied=bool(rng.integers(2)), batch_samples=24),
+        pl.Workload.transformer("t", tiny.architecture, batch_samples=24, precision=precision),
         stages=stages,
         averaging="adaptive",
         optimizer_shards=shards,
@@ -105,6 +116,34 @@ def test_memory_is_counted_twice(kind: str, precision: str, shards: int, recompu
         assert replace(costs, state_bytes=0.0) == replace(before, state_bytes=0.0)
 
 
+def test_parameters_return_in_bf16_where_devices_use_no_other() -> None:
+    """Half of the bytes back; the embedding of GPT-2 is added to positions in fp32."""
+    arch = tiny_workload("llama").architecture
+    assert arch is not None
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=1e6)
+    cluster = pl.Cluster(random_network(4), devices)
+    fields: dict[str, Any] = {"stages": 2, "stop": pl.MaxIterations(1)}
+    steps = {}
+    for shards in (1, 2):
+        workload = pl.Workload.transformer("llama", arch, batch_samples=8, precision="bf16")
+        plan = pl.plan(cluster, workload, optimizer_shards=shards, **fields).plan
+        assert plan is not None
+        steps[shards] = plan.predicted.averaging_s
+    latency = 4 * 0.25
+    assert steps[2] < 0.75 * steps[1] + latency
+    assert [g.dtype for rounds in plan.averaging for g in rounds[-1]] == ["bf16", "bf16"]
+    other = replace(plan.averaging[0][-1][0], dtype=None)
+    wrong = plan.replace(averaging=((plan.averaging[0][0], (other,)), plan.averaging[1]))
+    (line,) = contradictions(wrong)
+    assert "parameters of these layers are spread in bf16, found dtype None" in line
+    gpt2 = tiny_workload().architecture
+    assert gpt2 is not None
+    workload = pl.Workload.transformer("gpt2", gpt2, batch_samples=8, precision="bf16")
+    plan = pl.plan(cluster, workload, optimizer_shards=2, **fields).plan
+    assert plan is not None
+    assert [g.dtype for rounds in plan.averaging for g in rounds[-1]] == [None, "bf16"]
+
+
 def test_of_a_middle_stage_six_bytes_and_twelve_in_shards() -> None:
     """In bf16: rounded weights and fp32 gradients; fp32 parameters and two moments."""
     layer = BILLION.layers[1].parameters
@@ -118,7 +157,7 @@ def test_a_model_fits_that_did_not() -> None:
     """Into six cards of 10 GB, of which three hold a stage."""
     network = pl.Network(np.full((6, 6), 1e-3), np.full((6, 6), 1e9))
     cluster = pl.Cluster(network, pl.Devices(5e13, 10e9))
-    two = {"stages": 2, "stop": pl.MaxIterations(2), "recompute": "all"}
+    two: dict[str, Any] = {"stages": 2, "stop": pl.MaxIterations(2), "recompute": "all"}
     with pytest.raises(ProblemError, match="needs"):
         pl.plan(cluster, BILLION.replace(batch_samples=96), **two)
     made = pl.plan(cluster, BILLION.replace(batch_samples=96), optimizer_shards=3, **two)
@@ -130,7 +169,7 @@ def test_the_best_number_is_found() -> None:
     """Three of the devices of each stage; why the whole state does not fit is said."""
     network = pl.Network(np.full((6, 6), 1e-3), np.full((6, 6), 1e9))
     cluster = pl.Cluster(network, pl.Devices(5e13, 10e9))
-    fields = {"stages": 2, "recompute": "all", "optimizer_shards": "auto"}
+    fields: dict[str, Any] = {"stages": 2, "recompute": "all", "optimizer_shards": "auto"}
     made = pl.plan(cluster, BILLION.replace(batch_samples=96), stop=pl.MaxIterations(2), **fields)
     assert made.plan is not None
     assert made.plan.workload.optimizer_shards == 3
@@ -142,7 +181,7 @@ def test_the_best_number_is_found() -> None:
 def test_sites_hold_all_optimizer_state_each() -> None:
     """Where that is faster and their owners hold no more than their part."""
     cluster = nodes([4, 4])
-    one = {"stages": 1, "averaging": "adaptive", "stop": pl.MaxIterations(2)}
+    one: dict[str, Any] = {"stages": 1, "averaging": "adaptive", "stop": pl.MaxIterations(2)}
     work = tiny_workload(batch_samples=64)
     for shards, phases in ((4, ["reduce", "exchange", "spread"]), (8, ["reduce", "spread"])):
         plan = pl.plan(cluster, work, optimizer_shards=shards, **one).plan
@@ -155,7 +194,7 @@ def test_plans_that_contradict_themselves() -> None:
     assert not list(contradictions(plan))
     rounds = plan.averaging[0]
     unequal = tuple(tuple(replace(g, shares=(0.25, 0.75)) for g in groups) for groups in rounds)
-    whole = tuple((replace(groups[0], phase="all"),) for groups in rounds[:1])
+    whole = tuple((replace(groups[0], phase=Phase.ALL),) for groups in rounds[:1])
     three = plan.workload.replace(optimizer_shards=3)
     reversed_shares = (rounds[0], (replace(rounds[1][0], members=(2, 0)),))
     for wrong, said in (

@@ -162,7 +162,7 @@ def _stage_averager(
     chunkings = [
         choose_chunking(
             group,
-            gradient * group.codec(plan.codec).wire_ratio / scale.shrink,
+            gradient * group.wire_ratio(plan.codec) / scale.shrink,
             plan.cluster,
             speed=scale.speed,
             shrink=scale.shrink,
@@ -174,7 +174,9 @@ def _stage_averager(
     upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
     # a simulated vector has the plan's bytes
     gradients = plan.workload.precision.gradients if time_scale is None else Dtype.FP32
-    wires = [WireFormat.from_codec(group.codec(plan.codec), gradients) for group in rounds]
+    wires = [
+        WireFormat.from_codec(group.codec(plan.codec), group.dtype or gradients) for group in rounds
+    ]
     latency_s = plan.cluster.network.latency_s[rank] / scale.speed
     notify_ahead_s = {
         d: float(latency_s[d]) - chunking.slack_s

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from planner.lp.owner_shares import owner_shares
 from planner.network.cluster import Cluster, device_limits
+from planner.network.dtype import Dtype
 from planner.planning.averaging.hierarchical import hierarchical_rounds
 from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.planning.request import ShareRule
@@ -31,6 +33,7 @@ def averaging_rounds(
     hierarchical: bool = False,
     two_frequency: bool = False,
     optimizer_shards: int = 1,
+    spread_dtype: Dtype | None = None,
 ) -> StageAveraging:
     """Rounds of one stage, to which every device contributes.
 
@@ -52,6 +55,8 @@ def averaging_rounds(
         Whether regions average in every step, and between them every H.
     optimizer_shards
         Above 1: reduced to owners of at most one part in so many, which update and spread it.
+    spread_dtype
+        Format of what they spread (`Workload.spread_dtype`).
 
     Returns
     -------
@@ -83,7 +88,13 @@ def averaging_rounds(
 
     if optimizer_shards > 1:
         return _sharded_rounds(
-            cluster, tuple(group), shares, vector_bytes, optimizer_shards, hierarchical=hierarchical
+            cluster,
+            tuple(group),
+            shares,
+            vector_bytes,
+            optimizer_shards,
+            spread_dtype,
+            hierarchical=hierarchical,
         )
     if two_frequency:
         return two_frequency_rounds(cluster, group, group_of, vector_bytes, codec)
@@ -120,6 +131,7 @@ def _sharded_rounds(
     shares: str,
     vector_bytes: float,
     shards: int,
+    spread_dtype: Dtype | None,
     *,
     hierarchical: bool,
 ) -> StageAveraging:
@@ -140,6 +152,7 @@ def _sharded_rounds(
             network.bandwidth_bytes_per_s[np.ix_(index, index)],
             can_own,
             1 / shards,
+            1.0 if spread_dtype is None else spread_dtype.bytes / Dtype.FP32.bytes,
         )
         choices += [] if adaptive is None else [shares_of(adaptive)]
     flags = (True,) * len(members)
@@ -153,6 +166,10 @@ def _sharded_rounds(
     multi_level = hierarchical_rounds(cluster, members) if hierarchical else None
     if multi_level is not None and max(multi_level[-1][0].shares) <= 1 / shards:
         rounds.append(multi_level)
+    rounds = [
+        (*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread))
+        for *reduced, spread in rounds
+    ]
     links = LinkResources.of(cluster)
     return min(rounds, key=lambda each: rounds_s(each, vector_bytes, links))
 

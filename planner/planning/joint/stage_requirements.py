@@ -33,6 +33,11 @@ devices was used in both directions. With two frequencies, n and w count H steps
 one exchanges 2 (k - 1) v >= 2 v between regions. The averaging of tied parameters on two stages,
 which follows, is not counted.
 
+With optimizer state in shards, gradients are reduced in one round and parameters spread in another.
+If these are in bf16, v counts 3/4: a member with share x <= 1/2 first sends (1 - x) v and receives
+(m - 1) x v, then the opposite in half of the bytes. The larger direction is at least the mean of
+both, so the rounds take at least 3/4 of ((1 - x) + (m - 1) x) v / c.
+
 Each role of a stage (below) has its own FLOPs g that follow T, received bytes i, sent bytes o, and
 seconds: b from T to its first operation, b' from T to the first message that it receives, e from
 its last operation to the end of the step, q during which none of the bytes o is sent::
@@ -278,6 +283,7 @@ class StageRequirements:
         every_steps: int = 1,
     ) -> None:
         self.pool, self.num_devices, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
+        wire_ratio *= workload.averaged_ratio
         self.recompute_choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.num_devices + 1)
