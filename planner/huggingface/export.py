@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.checkpoint import latest_step, read_shard
+from planner.executor.checkpoint.checkpoint import latest_step, read_stage
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime import outer_optimizer as outer
@@ -162,11 +162,13 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
     """Export the newest checkpoint of a folder that has the shards of all devices."""
-    firsts = [group[0] for group in plan.assignment.groups]
-    steps = latest_step(folder, firsts)
+    groups = plan.assignment.groups
+    # with optimizer state in shards, each device has a part of the fp32 parameters
+    sources = [group if plan.shards_optimizer else group[:1] for group in groups]
+    steps = latest_step(folder, [rank for group in sources for rank in group])
     written: dict[str, list[int]] = {}
-    for rank in firsts:
-        state = read_shard(folder, steps, rank, plan)
+    for stage, (rank, *_) in enumerate(groups):
+        state = read_stage(folder, steps, stage, plan)
         # in local SGD, the global parameters
         prefix = outer.PARAMETER if plan.sync.local_steps else PARAMETER
         named = {

@@ -173,6 +173,25 @@ def test_it_is_exported_and_evaluated(tmp_path: Path) -> None:
     assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
 
 
+def test_a_checkpoint_is_exported_in_fp32(tmp_path: Path) -> None:
+    """Though devices have but rounded parameters; of the tied matrix two stages have parts."""
+    from planner.huggingface.export import Export, export_checkpoint
+
+    exported = []
+    for shards in (1, 2):
+        workload = in_16_bits(TIED, "bf16").replace(optimizer_shards=shards)
+        plan = make_plan(GRID, workload=workload)
+        folder, model = tmp_path / f"checkpoints-{shards}", tmp_path / f"model-{shards}"
+        train(plan, tmp_path, "--steps", "2", "--checkpoint", str(folder), "--every", "2")
+        assert export_checkpoint(Export(model, plan), plan, folder) == 2
+        files = map(load_file, model.glob("*.safetensors"))
+        exported.append({name: tensor for tensors in files for name, tensor in tensors.items()})
+    assert exported[0].keys() == exported[1].keys()
+    for name, tensor in exported[0].items():
+        assert torch.equal(tensor, exported[1][name]), name
+        assert not torch.equal(tensor, tensor.bfloat16().float()) or tensor.dim() == 1
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_devices_hold_no_more_than_the_plan_counts(tmp_path: Path, precision: str) -> None:
     """With four shards, much less than without."""

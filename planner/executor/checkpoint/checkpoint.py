@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.rendezvous.rank_assignment import environment_number
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
+from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.training_plan.model import TrainingPlan
@@ -377,8 +379,14 @@ def latest_step(folder: Path, ranks: Iterable[int]) -> int:
     return complete[-1]
 
 
-def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
-    """Read the shard of a rank.
+def read_shard(
+    folder: Path,
+    steps: int,
+    rank: int,
+    plan: TrainingPlan,
+    wanted: Callable[[str], bool] | None = None,
+) -> dict[str, Tensor]:
+    """Read tensors of the shard of a rank.
 
     Returns
     -------
@@ -392,7 +400,24 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
             f"{files.index}: is of plan {index['plan'][:12]}, this is plan "
             f"{plan.content_hash[:12]}; give the plan that was run"
         )
-    return files.read_shard(rank, index)
+    return files.read_shard(rank, index, wanted)
+
+
+def read_stage(folder: Path, steps: int, stage: int, plan: TrainingPlan) -> dict[str, Tensor]:
+    """Read the shard of a stage's first rank, with all optimizer state of the stage."""
+    first, *others = plan.assignment.groups[stage]
+    tensors = read_shard(folder, steps, first, plan)
+    if not plan.shards_optimizer:
+        return tensors
+    read = partial(read_shard, folder, steps, plan=plan)
+    for rank in others:
+        tensors |= read(rank, wanted=lambda key: key.startswith(SEGMENT))
+    if plan.averages_tied and stage in (0, plan.head_stage):
+        ours, theirs = (EMBEDDING, PROJECTION) if stage == 0 else (PROJECTION, EMBEDDING)
+        for rank in plan.assignment.groups[plan.head_stage if stage == 0 else 0]:
+            found = read(rank, wanted=lambda key: key.startswith(SEGMENT) and key.endswith(theirs))
+            tensors |= {key.replace(theirs, ours): tensor for key, tensor in found.items()}
+    return joined_segments(tensors)
 
 
 def _require_same_model(
