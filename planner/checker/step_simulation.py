@@ -326,7 +326,10 @@ class _StepSimulation:
             loads.append(self._load(group.members, sent))
         members = [len(group.members) for _, _, group in self.groups]
         stages = self.plan.assignment.groups
-        all_members = sorted(d for group in stages for d in group)
+        updating = [d for group in stages for d in group]
+        if sharded:
+            updating += [d for _, _, group in self.groups for d in group.members]
+        all_members = sorted(set(updating))
         to_sum_s, from_sum_s = np.full(self.n, -1.0), np.zeros(self.n)
         precision = self.plan.workload.precision
         scales_loss = Dtype.FP16 in (precision.compute, precision.messages)

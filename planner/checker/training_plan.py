@@ -14,7 +14,7 @@ from planner.checker.cost import cost_violations
 from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import gradient_bytes
+from planner.checker.plan_network import gradient_bytes, stage_parameters
 from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
 from planner.checker.workers import worker_cluster
@@ -249,6 +249,22 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
                     f"device {plan.cluster.network.ids[d]!r} needs {need / 1e9:.3g} GB for "
                     f"{peak} live microbatches, it has {available / 1e9:.3g} GB",
                 )
+
+    for j, rounds in enumerate(plan.averaging if w.optimizer_shards > 1 else ()):
+        for group in rounds[-1]:
+            for d, share in zip(group.members, group.shares, strict=True):
+                if d in stage_of:
+                    continue  # counted with at most one part in so many
+                # the fp32 vector of the stage, and of its share fp32 parameters and moments
+                parameters = stage_parameters(plan, j)
+                need, available = (4 + 12 * share) * parameters, float(plan.cluster.memory_bytes[d])
+                if need > available * (1 + 1e-9):
+                    yield Violation(
+                        "memory",
+                        f"averaging.stages[{j}]",
+                        f"device {plan.cluster.network.ids[d]!r} needs {need / 1e9:.3g} GB for "
+                        f"its share of the optimizer state, it has {available / 1e9:.3g} GB",
+                    )
 
 
 def _visits(plan: TrainingPlan) -> Iterator[Violation]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.checkpoint import latest_step, read_stage
+from planner.executor.checkpoint.checkpoint import latest_step, read_stage, sources_of
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime import outer_optimizer as outer
@@ -163,9 +163,7 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
     """Export the newest checkpoint of a folder that has the shards of all devices."""
     groups = plan.assignment.groups
-    # with optimizer state in shards, each device has a part of the fp32 parameters
-    sources = [group if plan.shards_optimizer else group[:1] for group in groups]
-    steps = latest_step(folder, [rank for group in sources for rank in group])
+    steps = latest_step(folder, [d for j in range(len(groups)) for d in sources_of(j, plan)])
     written: dict[str, list[int]] = {}
     for stage, (rank, *_) in enumerate(groups):
         state = read_stage(folder, steps, stage, plan)

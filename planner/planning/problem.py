@@ -54,7 +54,6 @@ class PlanningProblem:
             and request.kind is not PlanKind.PARTIAL_PATHS
             and request.objective == Objective.TIME
             and request.within is None
-            and self.workload.optimizer_shards == 1
         )
         if self.full_cluster is None or not uses:
             return ()

@@ -7,11 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.training_plan.averaging_group import WHOLE, AveragingGroup, has_phases, within
+from planner.training_plan.averaging_group import (
+    WHOLE,
+    AveragingGroup,
+    has_phases,
+    is_hierarchical,
+    within,
+)
 from planner.training_plan.choices import Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import fraction_ends
-from planner.utils.text import counted
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +75,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     f"{where}: device {min(aggregators)} holds no stage; let such devices help "
                     "stages"
                 )
-            elif aggregators and len(rounds) > 1:
+            elif aggregators and len(rounds) > 1 + plan.shards_optimizer:
                 yield (
                     f"{where}: device {min(aggregators)} holds no stage, and there are "
                     f"{len(rounds)} rounds; let such devices help in a single round"
@@ -137,13 +142,7 @@ def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[str]:
     """With optimizer state in shards, devices update what they spread: one part in so many."""
-    shards, devices = plan.workload.optimizer_shards, len(plan.averaged_by(j))
-    if devices < shards:
-        yield (
-            f"{where}: {counted(devices, 'device')} cannot hold optimizer state in "
-            f"{shards} shards; give the stage more devices, or fewer optimizer_shards"
-        )
-        return
+    shards = plan.workload.optimizer_shards
     start = plan.stage_layers[j][0] if j < len(plan.stage_layers) else 0
     dtype = plan.workload.spread_dtype(start)
     for g in plan.averaging[j][-1]:
@@ -153,7 +152,8 @@ def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[st
                 f"{dtype or plan.workload.precision.gradients}, found dtype "
                 f"{g.dtype and str(g.dtype)!r}; correct it"
             )
-        largest = max(g.shares)
+        # an aggregator holds nothing else
+        largest = max(s for s, holds in zip(g.shares, g.receives, strict=True) if holds)
         if largest > 1 / shards + SHARE_TOLERANCE:
             d = g.members[g.shares.index(largest)]
             yield (
@@ -208,7 +208,9 @@ def _phase_contradictions(
                     f"{where}.rounds[{r}]: groups that exchange may work on a slice, found "
                     f"{list(group.slice)} in phase {group.phase}; leave it out"
                 )
-            if levels and not (all(group.contributes) and all(group.receives)):
+            full = all(group.contributes) and all(group.receives)
+            owners_alone = not is_hierarchical(rounds) and group.contributes == group.receives
+            if levels and not full and not owners_alone:
                 yield (
                     f"{where}.rounds[{r}]: in two levels all members contribute and receive, found "
                     "one that does not; average in one round"
@@ -229,7 +231,9 @@ def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str)
 
 def _aggregator_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """A device without a stage is in one group of one stage, so that no round waits for another."""
-    aggregators = [d for rounds in plan.averaging for r in rounds for g in r for d in g.aggregators]
+    # with optimizer state in shards, the same group reduces and spreads
+    last = [rounds[-1:] for rounds in plan.averaging]
+    aggregators = [d for rounds in last for r in rounds for g in r for d in g.aggregators]
     for d in sorted(set(aggregators)):
         if d >= len(plan.cluster):
             yield f"averaging.stages: there is no device {d}; name one of the {len(plan.cluster)}"
@@ -292,8 +296,12 @@ def _hierarchical_weights(
 ) -> Iterator[Floats]:
     """The same for hierarchical averaging, for every part of the vector that no slice divides."""
     cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
+    holders = len(place)
+    aggregators = {d for groups in rounds for g in groups for d in g.aggregators}
+    place = {**place, **{d: holders + k for k, d in enumerate(sorted(aggregators))}}
     for begin in sorted(cuts)[:-1]:
-        weights = np.eye(len(place))
+        # aggregators have no gradients
+        weights = np.eye(len(place), holders)
         for g in (g for groups in within(rounds) for g in groups):
             # the pseudo-gradient of one member is that of its region
             weights[[place[d] for d in g.members]] = weights[place[g.members[0]]]
@@ -309,4 +317,4 @@ def _hierarchical_weights(
                 else:
                     total = weights[rows].sum(axis=0)
                     weights[holder if g.phase is Phase.REDUCE else rows] = total
-        yield weights
+        yield weights[:holders]

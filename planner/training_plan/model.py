@@ -371,6 +371,9 @@ class TrainingPlan:
         if not self.needs_norm or (len(self.stage_layers) == 1 and not self.shards_optimizer):
             return ()
         holders = sorted(self.stage_of)
+        if self.shards_optimizer:
+            # aggregators update what they own
+            holders = sorted({*holders, *self.averages_for})
         round_trip_s = self.cluster.network.latency_s[np.ix_(holders, holders)]
         np.fill_diagonal(round_trip_s, 0.0)
         adds = holders.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))

@@ -17,8 +17,8 @@ from tests.conftest import levels, make_plan, tiny_workload
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
-from planner.executor.checkpoint.optimizer_segments import joined_segments  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from planner.executor.runtime.optimizer_segments import joined_segments  # noqa: E402
 from tests.executor.forks import losses_by_step, run_plan  # noqa: E402
 from tests.executor.reference import train_single  # noqa: E402
 

@@ -27,7 +27,6 @@ from planner.executor.checkpoint.checkpoint_files import (
     complete_checkpoints,
     started_checkpoints,
 )
-from planner.executor.checkpoint.optimizer_segments import SEGMENT, joined_segments
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.data.microbatches import Microbatches
@@ -37,12 +36,16 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
 from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.runtime.optimizer_segments import SEGMENT, joined_segments
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
+from planner.executor.runtime.sharded_aggregator import ShardedAggregator
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import sync_folder, write_text
 from planner.utils.output_files import NO_ROOM, make_writable
 from planner.utils.refusal import Refusal
 
+CheckpointedState = ModelStage | ShardedAggregator
+"""State of one rank, of which a checkpoint has a shard."""
 MAX_KEPT = 2
 """Number of complete checkpoints kept."""
 BESIDE_SHARE = 4
@@ -83,7 +86,7 @@ class CheckpointManager:
         every: int,
         plan: TrainingPlan,
         ranks: RankGroup,
-        model_stage: ModelStage | None,
+        model_stage: CheckpointedState | None,
         settings: dict[str, Any],
         on_complete: Callable[[int], None],
         beside: bool = False,
@@ -105,7 +108,7 @@ class CheckpointManager:
     def for_plan(
         self,
         plan: TrainingPlan,
-        model_stage: ModelStage | None,
+        model_stage: CheckpointedState | None,
         ranks: RankGroup | None = None,
     ) -> CheckpointManager:
         """Create a manager for another plan, with the same folder and settings.
@@ -259,7 +262,7 @@ def resume(
     folder: Path,
     plan: TrainingPlan,
     ranks: RankGroup,
-    model_stage: ModelStage | None,
+    model_stage: CheckpointedState | None,
     settings: Mapping[str, Any],
     steps: int,
 ) -> int:
@@ -299,7 +302,7 @@ def resume(
 
 
 def _latest_common(
-    folder: Path, plan: TrainingPlan, ranks: RankGroup, model_stage: ModelStage | None
+    folder: Path, plan: TrainingPlan, ranks: RankGroup, model_stage: CheckpointedState | None
 ) -> CheckpointFiles:
     """The newest checkpoint that all ranks with a stage have; a collective call."""
     complete = [
@@ -313,7 +316,8 @@ def _latest_common(
         for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    loadable = [found for rank, found in enumerate(by_rank) if rank in plan.stage_of]
+    owners = plan.averages_for if plan.shards_optimizer else {}
+    loadable = [f for rank, f in enumerate(by_rank) if rank in plan.stage_of or rank in owners]
     common = set.intersection(*loadable)
     numbers = set.intersection(*({steps for steps, _ in found} for found in loadable))
     if numbers and not common:
@@ -403,9 +407,17 @@ def read_shard(
     return files.read_shard(rank, index, wanted)
 
 
+def sources_of(stage: int, plan: TrainingPlan) -> list[int]:
+    """Ranks whose shards have the state of a stage."""
+    first, *others = plan.assignment.groups[stage]
+    if not plan.shards_optimizer:
+        return [first]
+    return [first, *others, *(d for d, served in plan.averages_for.items() if served == stage)]
+
+
 def read_stage(folder: Path, steps: int, stage: int, plan: TrainingPlan) -> dict[str, Tensor]:
     """Read the shard of a stage's first rank, with all optimizer state of the stage."""
-    first, *others = plan.assignment.groups[stage]
+    first, *others = sources_of(stage, plan)
     tensors = read_shard(folder, steps, first, plan)
     if not plan.shards_optimizer:
         return tensors
@@ -451,7 +463,7 @@ def _read_resharded(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    model_stage: ModelStage,
+    model_stage: CheckpointedState,
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
@@ -487,12 +499,11 @@ def _source_shards(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    model_stage: ModelStage,
+    model_stage: CheckpointedState,
 ) -> dict[int, dict[str, str]]:
     """By device, names in its shard of this rank's parameters, each from one device."""
     try:
-        names = [name for name, _ in model_stage.module.named_parameters()]
-        return source_shards(index["holds"], plan, rank, names)
+        return source_shards(index["holds"], plan, rank, model_stage.parameter_names)
     except Refusal as error:
         raise files.unreadable(str(error)) from None
 
@@ -502,17 +513,17 @@ def _all_sources(
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    model_stage: ModelStage,
+    model_stage: CheckpointedState,
 ) -> dict[int, dict[str, str]]:
     """The same, of all devices that may have a part of the optimizer state."""
     if index["training"].get("optimizer_shards", 1) == 1:
         return _source_shards(files, index, plan, rank, model_stage)
-    names = [name for name, _ in model_stage.module.named_parameters()]
-    return source_shards(index["holds"], plan, rank, names, all_holders=True)
+    holds = {**index["holds"], **index.get("owns", {})}
+    return source_shards(holds, plan, rank, model_stage.parameter_names, all_holders=True)
 
 
 def _can_load(
-    files: CheckpointFiles, plan: TrainingPlan, rank: int, model_stage: ModelStage
+    files: CheckpointFiles, plan: TrainingPlan, rank: int, model_stage: CheckpointedState
 ) -> bool:
     """Whether the shards that a rank needs are here; their content is validated when read."""
     try:

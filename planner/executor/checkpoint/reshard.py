@@ -39,10 +39,16 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
     -------
     dict[str, Any]
         ``model``: must be equal. ``training``: may differ, with a notice. ``holds``: by device with
-        a stage, its range of layers and whether it has the head.
+        a stage, its range of layers and whether it has the head. ``owns``: the same of devices that
+        have optimizer state of a stage alone.
     """
     w = plan.workload
     assert w.architecture is not None
+    owners = {
+        str(rank): [*plan.stage_layers[stage], stage == plan.head_stage]
+        for rank, stage in sorted(plan.averages_for.items())
+        if plan.shards_optimizer
+    }
     return {
         "model": {
             # checkpoints of older releases lack newer fields
@@ -66,6 +72,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
             str(rank): [*plan.stage_layers[stage], has_head(plan, rank)]
             for rank, stage in sorted(plan.stage_of.items())
         },
+        **({"owns": owners} if owners else {}),
     }
 
 
@@ -101,9 +108,10 @@ def source_shards(
         held = sorted((int(d), int(a), int(b), bool(head)) for d, (a, b, head) in holds.items())
     except (AttributeError, TypeError):
         raise Refusal("no layers of devices") from None
-    stage = plan.stage_of[rank]
+    stage, turn = plan.averaged_stage(rank), 0
     start = plan.stage_layers[stage][0]
-    turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
+    if rank in plan.stage_of:
+        turn = plan.assignment.groups[stage].index(lockstep_devices(plan, rank)[0])
     arch = plan.workload.architecture
     copied = PROJECTION if arch is not None and arch.tied else None
     sources: dict[int, dict[str, str]] = {}

@@ -13,7 +13,12 @@ from functools import partial
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.checkpoint.checkpoint import CheckpointManager, require_fresh_folder, resume
+from planner.executor.checkpoint.checkpoint import (
+    CheckpointedState,
+    CheckpointManager,
+    require_fresh_folder,
+    resume,
+)
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import (
@@ -48,6 +53,7 @@ from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline
 from planner.executor.runtime.progress import Progress
+from planner.executor.runtime.sharded_aggregator import ShardedAggregator
 from planner.executor.runtime.sharded_model_stage import ShardedModelStage
 from planner.executor.runtime.stage_module import LoadWeights, require_executable
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
@@ -135,6 +141,19 @@ class RunState:
             count_microbatches=self.config.elastic,
             compiled=self.compiled,
         )
+
+    def make_aggregator(self, plan: TrainingPlan) -> Aggregator:
+        """Create the runtime of a rank without a stage."""
+        if not plan.shards_optimizer:
+            return Aggregator(plan, self.ranks.rank)
+        weights = self._load_weights(with_weights=True)
+        return ShardedAggregator(plan, self.ranks.rank, self.optimizer, weights)
+
+    @property
+    def checkpointed(self) -> CheckpointedState | None:
+        """What a checkpoint has of this rank."""
+        runtime = getattr(self, "runtime", None)
+        return runtime if isinstance(runtime, ShardedAggregator) else self.model_stage
 
     def _load_weights(self, *, with_weights: bool) -> LoadWeights | None:
         weights = self.config.weights if with_weights and self.config.resume is None else None
@@ -305,7 +324,7 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
         if measured is not None:
             write_text(config.calibrate, measured.to_json_text())
             state.progress.calibrated(str(config.calibrate))
-    state.runtime = model_stage or Aggregator(plan, ranks.rank)
+    state.runtime = model_stage or state.make_aggregator(plan)
     _prepare_checkpoints(state, plan, detector)
     if first:
         state.progress.phase("running the first step")
@@ -343,7 +362,7 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 
     if config.resume is not None and not ranks.joins_late:
         state.first_step = resume(
-            config.resume, plan, ranks, state.model_stage, settings, config.steps
+            config.resume, plan, ranks, state.checkpointed, settings, config.steps
         )
         steps_done = state.first_step
         if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
@@ -372,7 +391,7 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             config.every,
             plan,
             ranks,
-            state.model_stage,
+            state.checkpointed,
             settings,
             on_checkpoint,
             _can_write_beside(state),

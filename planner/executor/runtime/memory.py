@@ -82,7 +82,14 @@ def memory_need(
     parts = (averaging,) if other is None else (averaging, other)
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
-        return MemoryNeed({}, {"sums of others": vector, "averaging": buffers})
+        held = {"sums of others": vector, "averaging": buffers}
+        if plan.shards_optimizer:
+            group = averaging.rounds[-1]
+            share = group.shares[group.members.index(rank)]
+            held["optimizer state"] = share * vector / SUM_BYTES * w.precision.optimizer_bytes
+            # its share is cut out of the initial parameters
+            held["building the model"] = max(vector - buffers, 0.0)
+        return MemoryNeed({}, held)
     in_flight = max(s.most_live()[rank] for s in plan.schedules)
     costs = stage_costs(
         w,

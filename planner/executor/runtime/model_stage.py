@@ -230,6 +230,11 @@ class ModelStage:
         """A copy of `state_dict` in host memory."""
         return {name: value.to("cpu", copy=True) for name, value in self.state_dict().items()}
 
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of its parameters."""
+        return [name for name, _ in self.module.named_parameters()]
+
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and optimizer states: everything needed to continue training.
 

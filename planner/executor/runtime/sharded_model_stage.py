@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from planner.executor.checkpoint.optimizer_segments import MASTER, segment_key, segment_of
 from planner.executor.comm.comm_plan import owned_ranges
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.optimizer_segments import MASTER, segment_key, segment_of
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import Range
 
@@ -95,8 +95,10 @@ class OptimizerShard:
                 tensors[segment_key(field, name, start)] = torch.as_tensor(state).reshape(-1)
         return tensors
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], fields: Sequence[str]) -> None:
-        """Restore these fields of the optimizer, and parameters."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore parameters and moments, also from the state of whole parameters."""
+        kinds = {key.rpartition("/")[0].rpartition("/")[2] for key in state_dict}
+        fields = [field for field in ("step", "exp_avg", "exp_avg_sq") if field in kinds]
         for name, start, _, value in self.segments:
             part = slice(start, start + value.numel())
             with torch.no_grad():
@@ -172,9 +174,7 @@ class ShardedModelStage(ModelStage):
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(state_dict[f"parameter/{name}"])
-        kinds = {key.rpartition("/")[0].rpartition("/")[2] for key in state_dict}
-        fields = [field for field in ("step", "exp_avg", "exp_avg_sq") if field in kinds]
-        self._shard.load_state_dict(state_dict, fields)
+        self._shard.load_state_dict(state_dict)
         if self._scaler is not None:
             self._scaler.load_state_dict(state_dict)
         self.module.cast_weights()

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
+from planner.network.dtype import Dtype
+from planner.planning.averaging.stage_averaging import adaptive_owners
 from planner.planning.problem import PlanningProblem
 from planner.problems.answers import AssignmentPlan
-from planner.simulator.averaging_rounds import round_s
+from planner.simulator.averaging_rounds import rounds_s
 from planner.simulator.resources import LinkResources
 from planner.simulator.simulator import predict
-from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.shares import shares_of
@@ -121,35 +123,66 @@ def group_with_aggregators(
     return AveragingGroup(members, shares_of(shares[selected]), trains, trains)
 
 
+def _rounds_with_aggregators(
+    plan: TrainingPlan, stage: int, aggregators: Sequence[int]
+) -> StageAveraging | None:
+    """A stage's rounds with these aggregators; None if none of them helps."""
+    cluster, members = plan.cluster, plan.assignment.groups[stage]
+    if not plan.shards_optimizer:
+        group = group_with_aggregators(cluster, members, aggregators)
+        return None if group is None else ((group,),)
+    w, index = plan.workload, [*members, *aggregators]
+    can_own = np.asarray(cluster.devices.can_aggregate)[index]
+    # an aggregator has the sums of the whole vector in memory
+    parameters = plan.vector_bytes()[stage] / w.gradient_bytes_per_parameter
+    free_bytes = cluster.memory_bytes[list(aggregators)] - Dtype.FP32.bytes * parameters
+    limits = np.concatenate(
+        [
+            np.full(len(members), 1 / w.optimizer_shards),
+            np.clip(free_bytes / (w.precision.optimizer_bytes * parameters), 0.0, 1.0),
+        ]
+    )
+    trains = np.arange(len(index)) < len(members)
+    dtype = w.spread_dtype(plan.stage_layers[stage][0])
+    rounds = adaptive_owners(cluster, index, np.where(can_own, limits, 0.0), dtype, trains)
+    return rounds if rounds is not None and rounds[0][0].aggregators else None
+
+
 def _averaging_with_aggregators(
     plan: TrainingPlan, aggregators: Sequence[int]
-) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
+) -> tuple[StageAveraging, ...]:
     """The plan's averaging, with aggregators where they shorten it."""
     cluster, links = plan.cluster, LinkResources.of(plan.cluster)
-    vector_sizes = [size * plan.codec.wire_ratio for size in plan.vector_bytes()]
-    rounds_by_stage = plan.averaging[: len(plan.stage_layers)]
-    group_of = {j: rounds[0][0] for j, rounds in enumerate(rounds_by_stage) if len(rounds) == 1}
-    group_of = {j: g for j, g in group_of.items() if len(g.members) > 1}
-    initial_s = {j: round_s(g, vector_sizes[j], links) for j, g in group_of.items()}
-    stages, kind = plan.assignment.groups, _properties(cluster)
+    vector_sizes = plan.vector_bytes()
+
+    def seconds(rounds: StageAveraging, stage: int) -> float:
+        return rounds_s(rounds, vector_sizes[stage], links, plan.codec)
+
+    rounds_of = {
+        j: rounds
+        for j, rounds in enumerate(plan.averaging[: len(plan.stage_layers)])
+        if len(rounds) == 1 + plan.shards_optimizer
+    }
+    rounds_of = {j: rounds for j, rounds in rounds_of.items() if len(rounds[0][0].members) > 1}
+    initial_s = {j: seconds(rounds, j) for j, rounds in rounds_of.items()}
+    kind = _properties(cluster)
     free, remaining_s = list(aggregators), dict(initial_s)
     while free and remaining_s:
         j = max(remaining_s, key=lambda stage: (remaining_s[stage], -stage))
+        known = rounds_of[j][0][0].aggregators
         options = [
-            (round_s(g, vector_sizes[j], links), h, g)
+            (seconds(rounds, j), h, rounds)
             for h in {kind[h]: h for h in reversed(free)}.values()
-            if (g := group_with_aggregators(cluster, stages[j], [*group_of[j].aggregators, h]))
-            is not None
+            if (rounds := _rounds_with_aggregators(plan, j, [*known, h])) is not None
         ]
         fastest = min(options, key=lambda option: option[:2], default=None)
         if fastest is None or fastest[0] >= remaining_s[j] * (1 - MIN_GAIN):
             del remaining_s[j]
             continue
-        remaining_s[j], _, group_of[j] = fastest
-        free = [h for h in aggregators if not any(h in g.aggregators for g in group_of.values())]
-    return tuple(
-        ((group_of[j],),) if j in group_of else rounds for j, rounds in enumerate(plan.averaging)
-    )
+        remaining_s[j], _, rounds_of[j] = fastest
+        used = {h for rounds in rounds_of.values() for h in rounds[0][0].aggregators}
+        free = [h for h in aggregators if h not in used]
+    return tuple(rounds_of.get(j, rounds) for j, rounds in enumerate(plan.averaging))
 
 
 def _properties(cluster: Cluster) -> dict[int, tuple[object, ...]]:

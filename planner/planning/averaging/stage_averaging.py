@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.lp.owner_shares import owner_shares
 from planner.network.cluster import Cluster, device_limits
@@ -20,6 +21,9 @@ from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.shares import shares_of
 from planner.utils.text import counted, joined
+
+MIN_SHARE = 1e-9
+"""Least share of an aggregator."""
 
 
 def averaging_rounds(
@@ -142,36 +146,63 @@ def _sharded_rounds(
             f"optimizer_shards is {shards}, and of {counted(len(members), 'device')} of a stage "
             f"{can_own.sum()} can aggregate; give fewer shards, or more pipelines"
         )
-    choices = [shares_of(can_own.astype(float))]
+    rounds = [_owner_rounds(members, shares_of(can_own.astype(float)), spread_dtype)]
     if shares == ShareRule.ADAPTIVE:
-        (up, down), index = device_limits(cluster), list(members)
-        network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
-        adaptive = owner_shares(
-            up[index],
-            down[index],
-            network.bandwidth_bytes_per_s[np.ix_(index, index)],
-            can_own,
-            1 / shards,
-            1.0 if spread_dtype is None else spread_dtype.bytes / Dtype.FP32.bytes,
-        )
-        choices += [] if adaptive is None else [shares_of(adaptive)]
-    flags = (True,) * len(members)
-    rounds: list[StageAveraging] = [
-        tuple(
-            (AveragingGroup(members, choice, flags, phase=phase),)
-            for phase in (Phase.REDUCE, Phase.SPREAD)
-        )
-        for choice in choices
-    ]
+        limits = np.where(can_own, 1 / shards, 0.0)
+        adaptive = adaptive_owners(cluster, members, limits, spread_dtype)
+        rounds += [] if adaptive is None else [adaptive]
     multi_level = hierarchical_rounds(cluster, members) if hierarchical else None
     if multi_level is not None and max(multi_level[-1][0].shares) <= 1 / shards:
-        rounds.append(multi_level)
-    rounds = [
-        (*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread))
-        for *reduced, spread in rounds
-    ]
+        *reduced, spread = multi_level
+        rounds.append((*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread)))
     links = LinkResources.of(cluster)
     return min(rounds, key=lambda each: rounds_s(each, vector_bytes, links))
+
+
+def adaptive_owners(
+    cluster: Cluster,
+    members: Sequence[int],
+    limits: NDArray[np.float64],
+    spread_dtype: Dtype | None,
+    trains: NDArray[np.bool_] | None = None,
+) -> StageAveraging | None:
+    """Rounds of the owners with the shortest averaging without latency; None if none can own.
+
+    Parameters
+    ----------
+    limits
+        ``float[n]``, each member's largest share.
+    trains
+        ``bool[n]``, which of them have the stage; None if all do.
+    """
+    (up, down), index = device_limits(cluster), list(members)
+    # limits of sites apply to pairs here, those of devices to the problem
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    shares = owner_shares(
+        up[index],
+        down[index],
+        network.bandwidth_bytes_per_s[np.ix_(index, index)],
+        limits,
+        trains,
+        1.0 if spread_dtype is None else spread_dtype.bytes / Dtype.FP32.bytes,
+    )
+    if shares is None:
+        return None
+    kept = np.ones(len(index), dtype=bool) if trains is None else trains | (shares > MIN_SHARE)
+    holds = None if trains is None else trains[kept]
+    present = np.array(index)[kept].tolist()
+    return _owner_rounds(present, shares_of(shares[kept]), spread_dtype, holds)
+
+
+def _owner_rounds(
+    members: Sequence[int],
+    shares: tuple[float, ...],
+    spread_dtype: Dtype | None,
+    trains: NDArray[np.bool_] | None = None,
+) -> StageAveraging:
+    flags = (True,) * len(members) if trains is None else tuple(trains.tolist())
+    reducing = AveragingGroup(tuple(members), shares, flags, flags, phase=Phase.REDUCE)
+    return (reducing,), (replace(reducing, phase=Phase.SPREAD, dtype=spread_dtype),)
 
 
 def adaptive_group(
