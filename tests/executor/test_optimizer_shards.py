@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import planner as pl
+from planner.planning.averaging.aggregators import on_cluster
 from planner.simulator.simulator import predict
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
-from tests.conftest import levels, make_plan, tiny_workload
+from tests.conftest import levels, make_plan, random_network, tiny_workload
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -71,14 +73,48 @@ def in_16_bits(workload: Workload, precision: str) -> Workload:
     )
 
 
+def with_server(
+    workload: Workload, grid: list[list[int]], server: int, stage: int, clip: float | None = None
+) -> TrainingPlan:
+    """A plan in which a device without a stage owns half of a stage's optimizer state."""
+    devices = len(grid) * len(grid[0]) + 1
+    others = [d for d in range(devices) if d != server]
+    network = random_network(devices)
+    cluster = pl.Cluster(
+        network, pl.Devices(1e12, 16e9, can_compute=[d != server for d in range(devices)])
+    )
+    whole = make_plan(
+        grid,
+        workload=workload.replace(optimizer_shards=2),
+        network=network.subset(others),
+        clip=clip,
+    )
+    plan = on_cluster(whole, cluster, others)
+    averaging = list(plan.averaging)
+    members = (*plan.assignment.groups[stage], server)
+    flags = (*(True for _ in members[1:]), False)
+    shares = (*(0.5 / len(members[1:]) for _ in members[1:]), 0.5)
+    averaging[stage] = tuple(
+        tuple(
+            replace(g, members=members, shares=shares, contributes=flags, receives=flags)
+            for g in groups
+        )
+        for groups in averaging[stage]
+    )
+    plan = plan.replace(averaging=tuple(averaging))
+    return plan.replace(predicted=predict(plan))
+
+
 @pytest.mark.parametrize(
     ("plan", "steps"),
     [
         (sharded(tiny_workload()), 20),
         (sharded(TIED, clip=0.05), 6),
         (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.125, 0.375), clip=0.5), 6),
+        (with_server(tiny_workload(), GRID, server=1, stage=1), 6),
+        (with_server(TIED, GRID, server=0, stage=0, clip=0.05), 6),
     ],
-    ids=["gpt2", "tied and clipped", "one stage, unequal shares"],
+    ids=["gpt2", "tied and clipped", "one stage, unequal shares", "a server", "clipped by it"],
 )
 def test_losses_equal_those_of_one_process(tmp_path: Path, plan: TrainingPlan, steps: int) -> None:
     losses = train(plan, tmp_path, "--steps", str(steps))
@@ -143,6 +179,7 @@ def test_of_sites_each_updates_all_parameters(tmp_path: Path) -> None:
         pytest.param(sharded(TIED), id="the same plan"),
         pytest.param(sharded(TIED, [[0, 1, 2], [3, 4, 5]]), id="more stages"),
         pytest.param(make_plan([[0, 1]], workload=TIED), id="whole"),
+        pytest.param(with_server(TIED, GRID, server=4, stage=1), id="a server"),
     ],
 )
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path, second: TrainingPlan) -> None:
@@ -178,17 +215,22 @@ def test_a_checkpoint_is_exported_in_fp32(tmp_path: Path) -> None:
     from planner.huggingface.export import Export, export_checkpoint
 
     exported = []
-    for shards in (1, 2):
-        workload = in_16_bits(TIED, "bf16").replace(optimizer_shards=shards)
-        plan = make_plan(GRID, workload=workload)
-        folder, model = tmp_path / f"checkpoints-{shards}", tmp_path / f"model-{shards}"
+    workload = in_16_bits(TIED, "bf16")
+    plans = [
+        make_plan(GRID, workload=workload),
+        make_plan(GRID, workload=workload.replace(optimizer_shards=2)),
+        with_server(workload, GRID, server=4, stage=0),
+    ]
+    for number, plan in enumerate(plans):
+        folder, model = tmp_path / f"checkpoints-{number}", tmp_path / f"model-{number}"
         train(plan, tmp_path, "--steps", "2", "--checkpoint", str(folder), "--every", "2")
         assert export_checkpoint(Export(model, plan), plan, folder) == 2
         files = map(load_file, model.glob("*.safetensors"))
         exported.append({name: tensor for tensors in files for name, tensor in tensors.items()})
-    assert exported[0].keys() == exported[1].keys()
+    assert exported[0].keys() == exported[1].keys() == exported[2].keys()
     for name, tensor in exported[0].items():
         assert torch.equal(tensor, exported[1][name]), name
+        assert torch.equal(tensor, exported[2][name]), name
         assert not torch.equal(tensor, tensor.bfloat16().float()) or tensor.dim() == 1
 
 

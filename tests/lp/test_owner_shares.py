@@ -58,7 +58,8 @@ def test_no_split_is_faster(
     splits = [
         np.array(split) / parts
         for split in product(range(parts + 1), repeat=n)
-        if sum(split) == parts and all(x <= most * parts for x, most in zip(split, limits))
+        if sum(split) == parts
+        and all(x <= most * parts for x, most in zip(split, limits, strict=True))
     ]
     if shares is None:
         assert not splits
