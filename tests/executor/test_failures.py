@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import PREFIX, Started, hurt, saved, whole
+from tests.executor.forks import losses_by_step
 from tests.executor.launch import ROOT, torchrun
 
 torch = pytest.importorskip("torch")
@@ -90,6 +91,28 @@ def test_kill_of_the_rank_that_serves_the_store(tmp_path: Path) -> None:
         others = all_hurt(run, tmp_path, SIX, 0, "forward")
         require_named(run, others, 0)
         assert run.codes(["0"]) == {"0": KILLED}
+
+
+@pytest.mark.parametrize("phase", ["averaging", pytest.param("update", marks=pytest.mark.slow)])
+def test_kill_of_an_owner_of_optimizer_state(phase: str, tmp_path: Path) -> None:
+    """No other device has its share: all end, and go on from the last checkpoint as before."""
+    workload = tiny_workload(batch_samples=8).replace(optimizer_shards=2)
+    plan = make_plan([[0, 1], [2, 3]], workload=workload)
+    path, names = saved(plan, tmp_path / "plan.json"), plan.cluster.network.ids
+    at = ("--checkpoint", str(tmp_path / "kept"), "--every", "2")
+    fault = {"device": "2", "fault": "kill", "phase": phase, "step": 5, "folder": str(tmp_path)}
+    with Started(tmp_path) as run:
+        for name in names:
+            run.start(name, name, hurt(path, fault, *at))
+        others = [name for name in names if name != "2"]
+        assert set(run.codes(others).values()) == {FAILED}
+        (reason,) = {run.reason(name) for name in others}
+    assert reason.startswith("device '2' is gone: its process has ended; continue after 4 steps")
+    code, resumed, said = losses_by_step(path, names, "--steps", "8", "--resume", at[1])
+    assert code == 0, said
+    code, expected, said = losses_by_step(path, names, "--steps", "8")
+    assert code == 0, said
+    assert [resumed[t] for t in range(4, 8)] == [expected[t] for t in range(4, 8)]
 
 
 @pytest.mark.slow

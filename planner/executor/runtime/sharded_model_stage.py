@@ -7,7 +7,6 @@ reduced gradients and writes the parameters in their place, which are then sprea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,15 +142,12 @@ class ShardedModelStage(ModelStage):
 
     def update(self, norm: float | None = None) -> None:
         """Take an optimizer step with the reduced gradients, and put parameters in their place."""
-        overflow = False
-        if self._scaler is not None:
-            assert norm is not None
-            overflow = not math.isfinite(norm)
-            self._scaler.update(overflow=overflow)
-        if not overflow:
-            self.optimizer_config.set_lr(self.optimizer, self._step)
-            self._shard.step(self.gradients)
+        super().update(norm)
         self._shard.write(self.gradients.current)
+
+    def _apply_gradients(self, scale: float | None) -> None:
+        self.optimizer_config.set_lr(self.optimizer, self._step)
+        self._shard.step(self.gradients)
 
     def receive_parameters(self) -> None:
         """Use the parameters that have been spread."""
