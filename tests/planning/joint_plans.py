@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -13,8 +14,8 @@ from planner.planning.averaging.hierarchical import hierarchical_rounds
 from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate_cycle
-from planner.training_plan.averaging_group import AveragingGroup
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
+from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import Predicted, TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.calibration import Calibration
@@ -101,6 +102,8 @@ def whole_plan(
     ``levels``: stages may average in two. ``two_frequency``: all do so within regions and between.
     ``measured``: what operations take, if not their FLOPs.
     """
+    if min(map(len, groups)) < workload.optimizer_shards:
+        return None
     used = sorted(d for group in groups for d in group)
     place = {d: k for k, d in enumerate(used)}
     part = cluster.subset(used)
@@ -132,8 +135,10 @@ def whole_plan(
         stage_layers=layers,
         schedules=(Schedule("any", Head.LAST, paths, order),),
         averaging=tuple(
-            _on_two_clocks(part, group, rng) if two_frequency else _rounds(part, group, rng, levels)
-            for group in groups
+            _on_two_clocks(part, group, rng)
+            if two_frequency
+            else _rounds(part, group, rng, levels, workload, start)
+            for group, (start, _) in zip(groups, layers, strict=True)
         ),
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
@@ -142,7 +147,7 @@ def whole_plan(
         codec=codec,
     )
     if tied and plan.must_average_tied and not two_frequency:
-        shared = _rounds(part, plan.averaged_by(len(groups)), rng, levels)
+        shared = _rounds(part, plan.averaged_by(len(groups)), rng, levels, workload, 0)
         plan = plan.replace(averaging=(*plan.averaging, shared))
     return plan.replace(predicted=simulate_cycle(plan)[0])
 
@@ -154,10 +159,27 @@ def _path(groups: Groups, b: int, rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def _rounds(
-    cluster: Cluster, group: tuple[int, ...], rng: np.random.Generator, levels: bool
-) -> tuple[tuple[AveragingGroup, ...], ...]:
+    cluster: Cluster,
+    group: tuple[int, ...],
+    rng: np.random.Generator,
+    levels: bool,
+    workload: Workload,
+    start: int,
+) -> StageAveraging:
     two = hierarchical_rounds(cluster, group) if levels and rng.random() < 0.5 else None
-    return two or ((_group(group, rng),),)
+    limit, dtype = 1 / workload.optimizer_shards, workload.spread_dtype(start)
+    if limit == 1:
+        return two or ((_group(group, rng),),)
+    if two is not None and max(two[-1][0].shares) <= limit:
+        return (*two[:-1], tuple(replace(each, dtype=dtype) for each in two[-1]))
+    owners = _group(group, rng)
+    # from equal shares towards these, as far as the limit allows
+    equal = 1 / len(group)
+    excess = max(owners.shares) - equal
+    part = min(1.0, (limit - equal) / excess) if excess > 0 else 0.0
+    shares = tuple(min(equal + part * (x - equal), limit) for x in owners.shares)
+    reduce = replace(owners, shares=shares, phase=Phase.REDUCE)
+    return (reduce,), (replace(reduce, phase=Phase.SPREAD, dtype=dtype),)
 
 
 def _on_two_clocks(

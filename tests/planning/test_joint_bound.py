@@ -29,7 +29,7 @@ from planner.training_plan.schedule import Operation, Schedule
 from planner.training_plan.sync import Sync
 from planner.workload import costs
 from planner.workload.compute_times import ComputeTimes
-from planner.workload.layers import Layer
+from planner.workload.layers import Architecture, Family, Layer
 from tests.planning.joint_plans import (
     Groups,
     Layers,
@@ -40,16 +40,27 @@ from tests.planning.joint_plans import (
 )
 
 ROUNDING = 1 + 1e-9
+FAMILIES = ("gpt2", "llama")
 
 
 def every_layout(
-    seed: int, n: int, layers: int, count: int, most: int = 60, in_sites: float = 0.3
+    seed: int,
+    n: int,
+    layers: int,
+    count: int,
+    most: int = 60,
+    in_sites: float = 0.3,
+    shards: int = 1,
 ) -> tuple[float, StepBound | None, StepBound | None]:
     """Return the smallest ratio of step to bound over many plans, and the bounds of two "
     "requests."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
-    codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
+    codec = Codec.INT8 if rng.random() < 0.3 and shards == 1 else Codec.NONE
+    if shards > 1 and rng.random() < 0.5:
+        # parameters return in half of the bytes
+        cluster, workload = in_bf16(n, layers, count, rng, in_sites)
+    workload = workload.replace(optimizer_shards=shards)
     free = joint_bound(cluster, workload, codec.wire_ratio)
     kept = joint_bound(cluster, workload, codec.wire_ratio, recomputes=False)
     lasting = long_run_bound_s(cluster, workload, codec.wire_ratio)
@@ -89,6 +100,70 @@ def test_all_layouts_of_three_devices(seed: int) -> None:
 def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> None:
     """Any cluster, model, layout, wiring, order, recomputation, shares and codec."""
     every_layout(seed, n, layers, count)
+
+
+def in_bf16(
+    n: int, layers: int, count: int, rng: np.random.Generator, in_sites: float
+) -> tuple[pl.Cluster, pl.Workload]:
+    """A transformer, on devices and links that need about as long for it."""
+    arch = Architecture(Family(str(rng.choice(list(FAMILIES)))), layers, 8, 2, 2, 16, 16, 4)
+    workload = pl.Workload.transformer("tiny", arch, batch_samples=count, precision="bf16")
+    cluster = tiny_cluster(n, rng, in_sites)
+    devices = replace(
+        cluster.devices,
+        flops=np.asarray(cluster.devices.flops) * workload.forward_flops / 100,
+        memory_bytes=1e9,
+    )
+    return cluster.replace(devices=devices), workload
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(2, 6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(2, 3),
+    st.sampled_from([0.3, 1.0]),
+)
+def test_no_plan_with_optimizer_shards_beats_the_bound(
+    seed: int, n: int, layers: int, count: int, shards: int, in_sites: float
+) -> None:
+    """Owners with any shares up to their limit, also of sites, and parameters in 16 bits."""
+    every_layout(seed, n, layers, count, in_sites=in_sites, shards=shards)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("degree", [1, 2])
+def test_all_layouts_of_machines_with_two_gpus(seed: int, degree: int) -> None:
+    """Every layout of single GPUs and of workers, each against its own bound."""
+    rng = np.random.default_rng(seed)
+    machines = int(rng.integers(2, 4)) if degree == 2 else 2
+    n = 2 * machines
+    machine = np.repeat(np.arange(machines), 2)
+    inside = machine[:, None] == machine
+    devices = pl.Devices(
+        flops=rng.uniform(1e6, 1e8, machines)[machine],
+        memory_bytes=1e9,
+        machines=[f"m{k}" for k in machine],
+        sites=[f"m{k}" for k in machine],
+        site_upload_bytes_per_s={f"m{k}": float(rng.uniform(1e5, 1e6)) for k in range(machines)},
+        gpu_link_bytes_per_s=float(rng.uniform(1e6, 1e8)),
+        gpu_link_latency_s=1e-5,
+    )
+    network = pl.Network(
+        np.where(inside, 1e-5, rng.uniform(0, 0.1)), np.where(inside, 1e8, rng.uniform(1e5, 1e6))
+    )
+    arch = Architecture(Family.LLAMA, 2, 8, 2, 2, 16, 16, 4)
+    model = pl.Workload.transformer("tiny", arch, batch_samples=3, precision="fp32")
+    cluster, workload = pl.tensor_parallel_workers(pl.Cluster(network, devices), model, degree)
+    assert len(cluster) == n // degree
+    bound = joint_bound(cluster, workload)
+    assert bound is not None
+    for groups, split in layouts(len(cluster), 2):
+        plan = whole_plan(cluster, workload, groups, split, rng)
+        assert plan is not None
+        assert bound.value <= plan.predicted.step_s * ROUNDING
 
 
 @settings(max_examples=30)
