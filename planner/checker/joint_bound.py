@@ -435,6 +435,8 @@ class _Stage:
         self.fits = (
             (available >= 0).cumsum() >= common.m if some else np.zeros(len(available), dtype=bool)
         )
+        # a stage has as many devices as its optimizer state has shards
+        self.fits &= common.m >= w.optimizer_shards
 
     def weight(self, limit: float, role: Role) -> float:
         """The least weight of this stage's devices in a step of ``limit`` seconds."""

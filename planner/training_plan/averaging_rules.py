@@ -17,6 +17,7 @@ from planner.training_plan.averaging_group import (
 from planner.training_plan.choices import Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import fraction_ends
+from planner.utils.text import counted
 
 Floats = NDArray[np.float64]
 
@@ -142,7 +143,12 @@ def _frequency_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[str]:
     """With optimizer state in shards, devices update what they spread: one part in so many."""
-    shards = plan.workload.optimizer_shards
+    shards, devices = plan.workload.optimizer_shards, len(plan.averaged_by(j))
+    if devices < shards:
+        yield (
+            f"{where}: {counted(devices, 'device')} cannot share optimizer state in {shards} "
+            "shards; give the stage more devices, or fewer optimizer_shards"
+        )
     start = plan.stage_layers[j][0] if j < len(plan.stage_layers) else 0
     dtype = plan.workload.spread_dtype(start)
     for g in plan.averaging[j][-1]:

@@ -200,7 +200,7 @@ def test_plans_that_contradict_themselves() -> None:
     for wrong, said in (
         (plan.replace(averaging=(unequal, plan.averaging[1])), "device 2 spreads 0.75"),
         (plan.replace(averaging=(whole, plan.averaging[1])), "phases must be reduce, exchange"),
-        (plan.replace(workload=three), "device 0 spreads 0.5"),
+        (plan.replace(workload=three), "2 devices cannot share optimizer state in 3 shards"),
         (plan.replace(averaging=(reversed_shares, plan.averaging[1])), "averaging.stages[0]"),
         (plan.replace(sync=Sync(4)), "found sync.every_steps 4"),
         (plan.replace(workload=tiny_workload()), "phases must be reduce, exchange"),

@@ -47,7 +47,8 @@ its last operation to the end of the step, q during which none of the bytes o is
     (3)  g / f_m <= D - e                       all FLOPs, also those that may precede b
     (4)  g' / f_m <= D - e - b                  the FLOPs g' that cannot begin before b
     (5)  o / u_m <= D - q                       all bytes are sent
-    (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch
+    (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch;
+         m is at least the number of optimizer shards
 
 The last operation is followed by averaging, or by its microbatch's backward passes in the stages
 before this one, so e = max(r_m, these passes).
@@ -335,7 +336,9 @@ class StageRequirements:
         self.max_live = [self._max_live(costs, memory) for costs in chosen]
         num_holding = (memory >= _column(c.state_bytes for c in keeping)).sum(axis=1, keepdims=True)
         holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
-        self.fits = (self.m <= num_holding) & holds_one
+        # all of them hold a part of the optimizer state
+        shared = self.m >= workload.optimizer_shards
+        self.fits = (self.m <= num_holding) & holds_one & shared
 
     def _max_live(self, costs: list[StageCosts], memory: Floats) -> Floats:
         """Microbatches between F and B, per part and device, largest first."""
