@@ -24,7 +24,7 @@ from benchmarks.machines import Instance
 from planner.workload.layers import Architecture, Family
 
 PACKAGES = ("planner", "numpy", "numba", "ortools", "scipy")
-MOST_LAYERS = 512
+MOST_LAYERS = 256
 EFFORT = 0.05
 FAMILIES = {
     "GPT-2": (Family.GPT2, 5120, 40, 40, 20480, 50257),
@@ -90,18 +90,16 @@ CLUSTERS = {
 def cases(cluster: pl.Cluster, gpus: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Stages, how their state is held, and the fields of the request."""
     able = int(np.asarray(cluster.devices.can_compute).sum())
-    for stages in (1, 2, 4, None):
-        named = "any" if stages is None else str(stages)
-        fields: dict[str, Any] = {} if stages is None else {"stages": stages}
-        fields |= {"averaging": "adaptive"}
-        yield named, "whole", fields
+    for stages in (1, 2, 4, able):
+        fields: dict[str, Any] = {"stages": stages, "averaging": "adaptive"}
+        yield str(stages), "whole", fields
         # of all devices of a stage, or of those at each of two places
-        most = 0 if stages is None else able // stages
+        most = able // stages
         for shards in (most, most // 2 if gpus > 1 else 0):
             if shards > 1:
-                yield named, f"in {shards} shards", fields | {"optimizer_shards": shards}
-        if gpus > 1 and (stages is None or able // gpus % stages == 0):
-            yield named, f"{gpus} GPUs a worker", fields | {"tensor_parallel": gpus}
+                yield str(stages), f"in {shards} shards", fields | {"optimizer_shards": shards}
+        if gpus > 1 and able // gpus % stages == 0:
+            yield str(stages), f"{gpus} GPUs a worker", fields | {"tensor_parallel": gpus}
 
 
 def fitted(

@@ -67,6 +67,19 @@ def _limits() -> tuple[Cluster, Workload]:
     return Cluster(network, _devices(4e12, **limits)), small_model(64, 2, 1024)
 
 
+def _server() -> tuple[Cluster, Workload]:
+    eight = load_network("aws8_dtfm_worldwide_2022")
+    counts = {region: 1 + (region == "Oregon") for region in eight.ids}
+    network = eight.replicate(counts, intra_latency_s=5e-4, intra_bandwidth_bytes_per_s=5e8)
+    serves = np.arange(9) == network.ids.index("Oregon/1")
+    upload, download = np.full(9, 200e6), np.full(9, 200e6)
+    upload[~serves] = np.array(UPLOAD) * 1e6
+    download[~serves] = 1.5 * upload[~serves][::-1]
+    limits = {"upload_bytes_per_s": upload, "download_bytes_per_s": download}
+    devices = _devices(4e12, can_compute=(~serves).tolist(), **limits)
+    return Cluster(network, devices), small_model(64, 2, 1024)
+
+
 def _sites() -> tuple[Cluster, Workload]:
     two = load_network("aws8_dtfm_worldwide_2022")
     inside = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 5e8}
@@ -104,6 +117,7 @@ SETTINGS = {
     "limits": Setting(
         "aws8_dtfm_worldwide_2022, uploads of 15 to 60 MB/s, downloads of 22 to 90", _limits
     ),
+    "shards": Setting("as limits, with a server of 200 MB/s that holds no stage", _server),
     "sites": Setting("five devices behind a line of 60 MB/s, three behind one of 40", _sites),
     "tied": Setting("as bandwidth, of a model with 16,384 words and a tied head", _tied),
     "regions": Setting("two regions of four, 300 MB/s and 0.5 ms inside", _regions),
@@ -145,6 +159,7 @@ class Case:
 
 
 UNEQUAL = ((0, 1), (1, 3), (3, 6), (6, 8))
+ONE_STAGE: dict[str, Any] = {"stages": 1, "averaging": "adaptive"}
 CASES = (
     Case("bandwidth", "4 x 2", {"stages": 4}),
     Case("bandwidth", "2 x 4", {"stages": 2}),
@@ -172,10 +187,23 @@ CASES = (
         "limits", "2 x 4, adaptive, int8", {"stages": 2, "averaging": "adaptive", "codec": "int8"}
     ),
     Case("sites", "1 x 8", {"stages": 1}),
-    Case("sites", "1 x 8, adaptive", {"stages": 1, "averaging": "adaptive"}),
-    Case("sites", "1 x 8, adaptive, int8", {"stages": 1, "averaging": "adaptive", "codec": "int8"}),
+    Case("sites", "1 x 8, adaptive", ONE_STAGE),
+    Case("sites", "1 x 8, adaptive, int8", {**ONE_STAGE, "codec": "int8"}),
     Case("sites", "2 x 4", {"stages": 2}),
     Case("sites", "everything open", {}),
+    Case("sites", "1 x 8, 3 shards, adaptive", {**ONE_STAGE, "optimizer_shards": 3}),
+    Case("shards", "2 x 4, 4 shards", {"stages": 2, "optimizer_shards": 4}),
+    Case(
+        "shards",
+        "2 x 4, 2 shards, adaptive",
+        {"stages": 2, "averaging": "adaptive", "optimizer_shards": 2},
+    ),
+    Case(
+        "shards",
+        "1 x 8, 4 shards, adaptive, clipped",
+        {**ONE_STAGE, "optimizer_shards": 4, "clip": 1.0},
+    ),
+    Case("tied", "2 x 4, 2 shards, clipped", {"stages": 2, "optimizer_shards": 2, "clip": 1.0}),
     Case("tied", "4 x 2", {"stages": 4}),
     Case("tied", "2 x 4, adaptive, clipped", {"stages": 2, "averaging": "adaptive", "clip": 1.0}),
     Case("tied", "flow in 3 stages", {"stages": 3, "wiring": "flow"}),
