@@ -286,10 +286,13 @@ class _Splits:
         formats = (w.precision.compute, w.precision.gradients)
         in_bf16 = w.architecture is not None and formats == (Dtype.BF16, Dtype.FP32)
         if w.optimizer_shards > 1 and in_bf16:
-            # a device with a share x of at most 1/2 sends 1 - x of the gradients, and receives
-            # (m - 1) x; then it sends (m - 1) x of the parameters and receives 1 - x, in 2 bytes
-            # of 4: together at least 3/4 of what it would send in one round
-            self.wire_ratio = 3 / 4
+            # a device with a share x of at most 1/2 sends 1 - x of the gradients and receives
+            # (m - 1) x, then sends (m - 1) x of the parameters and receives 1 - x, in 2 bytes of 4.
+            # What it sends is at least 3/4 of one vector, and of all members 3/4 of what they send
+            # in one round; what it receives, or members from aggregators, is at least half
+            sends_slowest = all(d.upload <= d.download for d in devices.classes)
+            helped = witness.get("helped") is True
+            self.wire_ratio = 3 / 4 if sends_slowest and not helped else 1 / 2
         self.has_aggregators = witness.get("helped") is True
         self.regions = int(witness.get("regions", 0))
         self.hierarchical = witness.get("levels") is True or self.regions > 0

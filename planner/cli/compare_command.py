@@ -67,6 +67,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "workload": plan.workload.name,
         "devices": len(plan.cluster),
         "tensor_parallel": plan.workload.tensor_parallel,
+        "optimizer_shards": plan.workload.optimizer_shards,
         "stage_sizes": [len(group) for group in plan.assignment.groups],
         "layers": [stop - start for start, stop in plan.stage_layers],
         "recompute": list(plan.recompute),

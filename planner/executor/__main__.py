@@ -28,6 +28,9 @@ from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import device_reports
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.sharded_aggregator import ShardedAggregator
+from planner.executor.runtime.sharded_model_stage import ShardedModelStage
+from planner.executor.runtime.spread_parameters import spread_in_fp32
 from planner.executor.runtime.worker import Worker
 from planner.huggingface.export import export_trained
 from planner.simulator.timeline import from_records
@@ -64,6 +67,9 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
     if config.elastic:
         return _run_elastic(state, plan, detector)
     result = train(state, plan)
+    if state.export is not None and plan.shards_optimizer:
+        assert isinstance(state.runtime, ShardedModelStage | ShardedAggregator)
+        spread_in_fp32(plan, state.ranks, state.runtime)
     if state.export is not None:
         export_trained(state.export.for_plan(result.plan), state.ranks, state.model_stage)
     _finish(state, state.ranks, result)

@@ -86,6 +86,11 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
         raise ProblemError(
             f"stage is {stage}, and the plan has {len(groups)}, from 0; give one of these"
         )
+    if plan.shards_optimizer:
+        raise ProblemError(
+            "the plan has optimizer state in shards, whose two rounds are not DeDLOC's problem; "
+            "plan with optimizer_shards 1"
+        )
     aggregators = [d for d, of in plan.averages_for.items() if of == stage]
     members = sorted({*groups[stage], *aggregators})
     if len(members) == 1:

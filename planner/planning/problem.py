@@ -16,6 +16,7 @@ from planner.planning.workers import tensor_parallel_workers
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of, seed_of
 from planner.training_plan.choices import Codec
+from planner.utils.text import counted
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
@@ -105,7 +106,7 @@ class PlanningProblem:
         cluster, workload = tensor_parallel_workers(cluster, workload, request.tensor_parallel)
         if isinstance(request.optimizer_shards, str):
             raise ProblemError("optimizer_shards is 'auto', which planner.plan resolves; give 1")
-        workload = workload.replace(optimizer_shards=request.optimizer_shards)
+        workload = _with_shards(cluster, workload, request.optimizer_shards)
         if request.within is not None:
             _require_regions(cluster)
         _require_format(cluster, workload)
@@ -138,6 +139,21 @@ class PlanningProblem:
         if not len(able):
             raise ProblemError("no device can compute; give one that can")
         return cls(cluster.subset(able.tolist()), workload, request, seed, cluster)
+
+
+def _with_shards(cluster: Cluster, workload: Workload, shards: int) -> Workload:
+    """The workload with optimizer state in shards, of which each needs a device of the stage."""
+    devices = cluster.devices
+    able = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
+    if shards > 1 and able < shards:
+        raise ProblemError(
+            f"optimizer_shards is {shards}, and {counted(able, 'device')} can compute and "
+            "aggregate, of which each stage needs as many; give fewer"
+        )
+    try:
+        return workload.replace(optimizer_shards=shards)
+    except ValueError as error:
+        raise ProblemError(str(error)) from None
 
 
 def _require_format(cluster: Cluster, workload: Workload) -> None:

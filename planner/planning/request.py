@@ -317,7 +317,7 @@ class PlanRequest:
         Each device of a stage holds at most one part in so many of the stage's fp32 parameters and
         moments, updates it, and sends the parameters to the others (ZeRO, stage 1): 1 by default,
         all of them on every device, or ``"auto"`` to search. Every stage has as many devices at
-        least. Changes no result.
+        least. Changes no result; replaces the workload's number.
 
     Raises
     ------

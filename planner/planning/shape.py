@@ -71,14 +71,16 @@ class Shape:
 
 
 def shard_counts(cluster: Cluster, request: PlanRequest) -> list[int]:
-    """Numbers of optimizer shards to try: powers of two, or the number of straight pipelines."""
+    """Numbers of optimizer shards to try: powers of two, and the number of straight pipelines."""
     devices = cluster.devices
     n = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
+    most = n
     if request.kind is PlanKind.STRAIGHT and isinstance(request.stages, int):
-        return sorted({1, max(n // request.stages, 1)})
-    if request.kind is PlanKind.STRAIGHT and request.pipelines is not None:
-        return sorted({1, request.pipelines})
-    return [2**k for k in range(n.bit_length())]
+        most = max(n // request.stages, 1)
+    elif request.kind is PlanKind.STRAIGHT and request.pipelines is not None:
+        most = request.pipelines
+    fixed = {most} if most < n else set()
+    return sorted({2**k for k in range(most.bit_length())} | fixed)
 
 
 def shape_of(problem: PlanningProblem) -> Shape:

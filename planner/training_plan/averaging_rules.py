@@ -159,7 +159,8 @@ def _owner_contradictions(plan: TrainingPlan, j: int, where: str) -> Iterator[st
                 f"{g.dtype and str(g.dtype)!r}; correct it"
             )
         # an aggregator holds nothing else
-        largest = max(s for s, holds in zip(g.shares, g.receives, strict=True) if holds)
+        held = [s for s, holds in zip(g.shares, g.receives, strict=True) if holds]
+        largest = max(held, default=0.0)
         if largest > 1 / shards + SHARE_TOLERANCE:
             d = g.members[g.shares.index(largest)]
             yield (
@@ -191,11 +192,7 @@ def _phase_contradictions(
     levels = phases in allowed
     if not levels and (sharded or any(one != {Phase.ALL} for one in phases)):
         stated = [sorted(map(str, member_phases)) for member_phases in phases]
-        choices = (
-            "reduce, exchange, spread, or within in place of reduce, a round each, or none stated"
-        )
-        if sharded:
-            choices = "reduce, exchange, spread, "
+        choices = "reduce, exchange, spread, "
         if sharded:
             choices += "or without exchange, with optimizer_shards above 1"
         else:
@@ -303,7 +300,7 @@ def _hierarchical_weights(
     """The same for hierarchical averaging, for every part of the vector that no slice divides."""
     cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
     holders = len(place)
-    aggregators = {d for groups in rounds for g in groups for d in g.aggregators}
+    aggregators = {d for groups in rounds for g in groups for d in g.aggregators} - place.keys()
     place = {**place, **{d: holders + k for k, d in enumerate(sorted(aggregators))}}
     for begin in sorted(cuts)[:-1]:
         # aggregators have no gradients

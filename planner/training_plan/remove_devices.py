@@ -66,6 +66,11 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
     gone = {ids.index(name) for name in lost}
     if not gone:
         return plan
+    if plan.shards_optimizer:
+        raise PlanError(
+            "optimizer state is in shards, of which a lost device had one that no other has; plan "
+            "again for the remaining devices, and resume from a checkpoint"
+        )
     for j, group in enumerate(plan.assignment.groups):
         if set(group) <= gone:
             names = ", ".join(repr(ids[d]) for d in group)

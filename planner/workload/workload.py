@@ -172,6 +172,16 @@ class Workload:
                 else f"state_bytes_per_parameter is {stated:g} and not {known:g}"
             )
             raise ValueError(f"optimizer_shards is {shards}, but {reason}; leave it at 1")
+        formats, arch = self.precision, self.architecture
+        if shards > 1 and formats.gradients is not Dtype.FP32 and arch is not None:
+            # parameters would be rounded that operations use in fp32
+            used = formats.compute if arch.kind is not Family.GPT2 else Dtype.FP32
+            if used is not formats.gradients:
+                raise ValueError(
+                    f"optimizer_shards is {shards} with gradients in {formats.gradients}, in which "
+                    f"parameters of {self.name!r} would return, used in {used}; plan with "
+                    "gradients in fp32"
+                )
 
     def __repr__(self) -> str:
         return (
@@ -308,10 +318,10 @@ class Workload:
         return Dtype.BF16 if formats.compute is Dtype.BF16 and not adds_positions else None
 
     @property
-    def averaged_ratio(self) -> float:
-        """Least bytes that a stage averages over those of its gradients, sent both ways."""
+    def spread_ratio(self) -> float:
+        """Least bytes of a parameter that owners of optimizer state send, over its gradient's."""
         dtype = self.spread_dtype(1)
-        return 1.0 if dtype is None else (1 + dtype.bytes / Dtype.FP32.bytes) / 2
+        return 1.0 if dtype is None else dtype.bytes / Dtype.FP32.bytes
 
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer in memory, regardless of encoding.

@@ -111,10 +111,18 @@ def with_server(
         (sharded(tiny_workload()), 20),
         (sharded(TIED, clip=0.05), 6),
         (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.125, 0.375), clip=0.5), 6),
+        (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.5, 0.0), clip=0.5), 6),
         (with_server(tiny_workload(), GRID, server=1, stage=1), 6),
         (with_server(TIED, GRID, server=0, stage=0, clip=0.05), 6),
     ],
-    ids=["gpt2", "tied and clipped", "one stage, unequal shares", "a server", "clipped by it"],
+    ids=[
+        "gpt2",
+        "tied and clipped",
+        "one stage, unequal shares",
+        "no share",
+        "a server",
+        "clipped by it",
+    ],
 )
 def test_losses_equal_those_of_one_process(tmp_path: Path, plan: TrainingPlan, steps: int) -> None:
     losses = train(plan, tmp_path, "--steps", str(steps))
@@ -163,6 +171,18 @@ def test_parameters_are_bit_for_bit_those_of_whole_optimizers(
             assert torch.equal(tensor, whole[name]), name
 
 
+def test_sites_of_a_tied_matrix_are_counted_once(tmp_path: Path) -> None:
+    """Its groups differ from those of the stages, of which all devices own a part."""
+    grid = [[0, 4], [1, 5], [2, 6], [3, 7]]
+    plan = sharded(TIED, grid, clip=0.05)
+    *stages, _ = plan.averaging
+    plan = plan.replace(averaging=(*stages, levels([(0, 1, 2, 3), (4, 5, 6, 7)], (0.5, 0.5))))
+    plan = plan.replace(predicted=predict(plan))
+    losses = train(plan, tmp_path, "--steps", "4")
+    expected = [loss for loss, _ in train_single(plan, 4, OptimizerConfig())]
+    assert [losses[t] for t in range(4)] == pytest.approx(expected, rel=1e-5)
+
+
 def test_of_sites_each_updates_all_parameters(tmp_path: Path) -> None:
     """Slices are exchanged between sites, and each site's owners spread them."""
     plan = sharded(tiny_workload(), [[0], [1], [2], [3]], clip=0.05)
@@ -197,11 +217,15 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path, second: TrainingPlan
     assert last[9] == pytest.approx(further[9], rel=1e-5)
 
 
-def test_it_is_exported_and_evaluated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_is_exported_in_fp32(tmp_path: Path, precision: str) -> None:
     """As the same model that whole optimizers train."""
     exported = []
+    workload = TIED if precision == "fp32" else in_16_bits(TIED, precision)
     for shards in (1, 2):
-        plan = make_plan(GRID, workload=TIED.replace(optimizer_shards=shards))
+        plan = make_plan(GRID, workload=workload.replace(optimizer_shards=shards))
+        if shards == 2 and precision == "bf16":
+            plan = with_server(workload, GRID, server=4, stage=0)
         folder = tmp_path / f"model-{shards}"
         train(plan, tmp_path, "--steps", "3", "--export", str(folder))
         files = map(load_file, folder.glob("*.safetensors"))

@@ -109,8 +109,12 @@ def in_bf16(
     arch = Architecture(Family(str(rng.choice(list(FAMILIES)))), layers, 8, 2, 2, 16, 16, 4)
     workload = pl.Workload.transformer("tiny", arch, batch_samples=count, precision="bf16")
     cluster = tiny_cluster(n, rng, in_sites)
+    rate = cluster.network.bandwidth_bytes_per_s[0, 1]
+    # some send faster than they receive
     devices = replace(
         cluster.devices,
+        upload_bytes_per_s=rate * rng.uniform(0.1, 1.0, n),
+        download_bytes_per_s=rate * rng.uniform(0.1, 1.0, n),
         flops=np.asarray(cluster.devices.flops) * workload.forward_flops / 100,
         memory_bytes=1e9,
     )

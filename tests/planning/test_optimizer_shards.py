@@ -16,7 +16,9 @@ import planner as pl
 from planner.checker.memory import stage_memory
 from planner.problems import ProblemError
 from planner.training_plan.choices import Phase
+from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.remove_devices import remove_devices
 from planner.training_plan.sync import Sync
 from planner.training_plan.validation import contradictions
 from planner.workload.costs import stage_costs
@@ -242,6 +244,35 @@ def test_too_few_devices_for_shards() -> None:
         pl.plan(cluster, tiny_workload(), stages=2, optimizer_shards=4, stop=pl.MaxIterations(1))
     with pytest.raises(ValueError, match="state_bytes_per_parameter is 12 and not 16"):
         tiny_workload().replace(state_bytes_per_parameter=12.0, optimizer_shards=2)
+
+
+def test_more_shards_than_devices_are_refused() -> None:
+    able = [True] * 3 + [False]
+    cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9, can_aggregate=able))
+    with pytest.raises(ProblemError, match="is 4, and 3 devices can compute and aggregate"):
+        pl.plan(cluster, tiny_workload(), optimizer_shards=4, stop=pl.MaxIterations(1))
+
+
+def test_parameters_that_would_be_rounded_are_refused() -> None:
+    """Gradients in bf16, and fp32 parameters."""
+    cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9))
+    arch = tiny_workload("llama").architecture
+    assert arch is not None
+    precision = {"compute": "fp32", "messages": "fp32", "gradients": "bf16"}
+    rounded = pl.Workload.transformer("l", arch, batch_samples=8, precision=precision)
+    with pytest.raises(ProblemError, match="used in fp32; plan with gradients in fp32"):
+        pl.plan(cluster, rounded, optimizer_shards=2, stop=pl.MaxIterations(1))
+    precision["compute"] = precision["messages"] = "bf16"
+    fine = pl.Workload.transformer("l", arch, batch_samples=8, precision=precision)
+    plan = pl.plan(cluster, fine, optimizer_shards=2, stop=pl.MaxIterations(1)).plan
+    assert plan is not None
+    assert all(group.dtype is None for group in plan.averaging[0][-1])
+
+
+def test_no_device_is_removed() -> None:
+    plan = make_plan(GRID, workload=tiny_workload().replace(optimizer_shards=2))
+    with pytest.raises(PlanError, match="optimizer state is in shards"):
+        remove_devices(plan, ["0"])
 
 
 def test_more_shards_need_less_memory() -> None:

@@ -455,7 +455,8 @@ def _require_same_model(
                 f"{sync['every_steps']} steps, and another plan can resume only after an outer "
                 "step; write checkpoints with --every a multiple of it"
             )
-    return differences(index["training"], ours["training"])
+    # older checkpoints have no shards
+    return differences({"optimizer_shards": 1, **index["training"]}, ours["training"])
 
 
 def _read_resharded(

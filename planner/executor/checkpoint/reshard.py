@@ -66,7 +66,7 @@ def description(plan: TrainingPlan) -> dict[str, Any]:
             "clip": plan.clip,
             "codec": plan.codec,
             "boundary_codec": w.boundary_codec,
-            **({"optimizer_shards": w.optimizer_shards} if plan.shards_optimizer else {}),
+            "optimizer_shards": w.optimizer_shards,
         },
         "holds": {
             str(rank): [*plan.stage_layers[stage], has_head(plan, rank)]

@@ -122,22 +122,27 @@ def tied_averager(
     return _stage_averager(plan, rank, time_scale, entry, rounds)
 
 
-def owned_ranges(plan: TrainingPlan, rank: int, numel: int, tied_numel: int) -> list[Range]:
+def owned_ranges(plan: TrainingPlan, rank: int, numel: int, tied_numel: int) -> dict[int, Range]:
     """Parts of a stage's vector that a rank updates and spreads, with optimizer state in shards.
 
     Parameters
     ----------
     numel, tied_numel
         Length of the vector, and of its first part, which is averaged with another stage.
+
+    Returns
+    -------
+    dict[int, Range]
+        By entry of the plan's averaging.
     """
     lengths = {plan.averaged_stage(rank): (tied_numel, numel - tied_numel)}
     if tied_numel:
         lengths[len(plan.stage_layers)] = (0, tied_numel)
-    owned = []
+    owned = {}
     for entry, (offset, length) in lengths.items():
         group = next(g for g in plan.averaging[entry][-1] if rank in g.members)
         start, stop = member_ranges(group, length)[group.members.index(rank)]
-        owned.append((offset + start, offset + stop))
+        owned[entry] = (offset + start, offset + stop)
     return owned
 
 

@@ -57,7 +57,7 @@ class ShardedAggregator(Aggregator):
         self.parameter_names = averaging_order(list(named), tied=is_tied)[is_tied:]
         self._shard = OptimizerShard(
             [(name, named[name]) for name in self.parameter_names],
-            owned_ranges(plan, rank, len(self._vector), 0),
+            list(owned_ranges(plan, rank, len(self._vector), 0).values()),
             optimizer_config,
         )
         self._optimizer_config, self._step = optimizer_config, 0
@@ -77,6 +77,10 @@ class ShardedAggregator(Aggregator):
         if not self._scales_loss or (norm is not None and math.isfinite(norm)):
             self._optimizer_config.set_lr(self._shard.optimizer, self._step)
             self._shard.step(self.gradients)
+        self.write_parameters()
+
+    def write_parameters(self) -> None:
+        """Write its share of the fp32 parameters into `gradients`."""
         self._shard.write(self.gradients.current)
 
     def state_dict(self) -> dict[str, Tensor]:

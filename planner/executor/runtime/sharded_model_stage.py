@@ -61,7 +61,9 @@ class OptimizerShard:
         self.segments = [
             segment for part in ranges for segment in _segments(named, part) if part[1] > part[0]
         ]
-        self.optimizer = config.make([segment.value for segment in self.segments])
+        # a share may be empty, which optimizers of PyTorch refuse
+        values = [segment.value for segment in self.segments]
+        self.optimizer = config.make(values or [nn.Parameter(torch.empty(0))])
 
     def step(self, gradients: GradientBuffer) -> None:
         """Take an optimizer step with the reduced gradients."""
@@ -128,9 +130,9 @@ class ShardedModelStage(ModelStage):
 
     def _make_optimizer(self, plan: TrainingPlan, rank: int) -> torch.optim.Optimizer:
         numel = len(self.module.gradients)
-        self.owned = owned_ranges(plan, rank, numel, self.module.tied_numel)
+        owned = owned_ranges(plan, rank, numel, self.module.tied_numel).values()
         named = self.module.named_in_averaging_order()
-        self._shard = OptimizerShard(named, self.owned, self.optimizer_config)
+        self._shard = OptimizerShard(named, list(owned), self.optimizer_config)
         return self._shard.optimizer
 
     @property
@@ -143,6 +145,10 @@ class ShardedModelStage(ModelStage):
     def update(self, norm: float | None = None) -> None:
         """Take an optimizer step with the reduced gradients, and put parameters in their place."""
         super().update(norm)
+        self.write_parameters()
+
+    def write_parameters(self) -> None:
+        """Write its share of the fp32 parameters into `gradients`."""
         self._shard.write(self.gradients.current)
 
     def _apply_gradients(self, scale: float | None) -> None:

@@ -336,7 +336,13 @@ class Worker:
         parts, counted = [vector], [vector]
         if self.plan.shards_optimizer:
             owned = owned_ranges(self.plan, self.rank, len(vector), tied)
-            parts = counted = [vector[slice(*part)] for part in owned]
+            parts = [vector[slice(*part)] for part in owned.values()]
+            # sites may each own all of a vector: those of the first one are counted
+            counted = [
+                vector[slice(*part)]
+                for entry, part in owned.items()
+                if self.rank in self.plan.averaging[entry][-1][0].members
+            ]
         elif self.rank not in self.plan.assignment.groups[0]:
             # tied parameters are counted on the first stage
             counted = [vector[tied:]]

@@ -161,7 +161,7 @@ class _Search:
             request.prices if by_cost else None,
             by_region=request.within is not None,
         )
-        wire_ratio = Codec(request.codec).wire_ratio * problem.workload.averaged_ratio
+        wire_ratio = Codec(request.codec).wire_ratio * (1 + problem.workload.spread_ratio) / 2
         constraints = _constraints(problem, int(self.classes.size.sum()))
         self.rng = np.random.default_rng((problem.seed, 1))
         self.layouts = LayoutSearch(

@@ -33,10 +33,12 @@ devices was used in both directions. With two frequencies, n and w count H steps
 one exchanges 2 (k - 1) v >= 2 v between regions. The averaging of tied parameters on two stages,
 which follows, is not counted.
 
-With optimizer state in shards, gradients are reduced in one round and parameters spread in another.
-If these are in bf16, v counts 3/4: a member with share x <= 1/2 first sends (1 - x) v and receives
-(m - 1) x v, then the opposite in half of the bytes. The larger direction is at least the mean of
-both, so the rounds take at least 3/4 of ((1 - x) + (m - 1) x) v / c.
+With optimizer state in shards, gradients are reduced in one round and parameters spread in another,
+in q of the bytes: a member with share x <= 1/2 first sends (1 - x) v and receives (m - 1) x v, then
+sends q (m - 1) x v and receives q (1 - x) v. On its slower line that is at least q of what it sends
+in a single round, and v counts q. Where no download is slower than the upload, c is the upload, and
+v counts (1 + q) / 2: all members send (1 + q) (m - 1) v, and each 1 - x + q (m - 1) x, which is at
+least (1 + q) / 2, of v. With aggregators v counts q: members may receive no more than q m v.
 
 Each role of a stage (below) has its own FLOPs g that follow T, received bytes i, sent bytes o, and
 seconds: b from T to its first operation, b' from T to the first message that it receives, e from
@@ -284,7 +286,7 @@ class StageRequirements:
         every_steps: int = 1,
     ) -> None:
         self.pool, self.num_devices, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
-        wire_ratio *= workload.averaged_ratio
+        wire_ratio *= _least_averaged(pool, workload.spread_ratio)
         self.recompute_choices = (False, True) if recomputes else (False,)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.num_devices + 1)
@@ -480,6 +482,13 @@ class StageRequirements:
             quiet_s=zeros,
             fits=self.fits,
         )
+
+
+def _least_averaged(pool: DevicePool, spread_ratio: float) -> float:
+    """What v counts if parameters are spread in so many of the bytes."""
+    if pool.has_aggregators or bool((pool.up > pool.down).any()):
+        return spread_ratio
+    return (1 + spread_ratio) / 2
 
 
 def _column(values: Iterable[float]) -> Floats:

@@ -1,0 +1,43 @@
+"""Spreads the owners' fp32 parameters to all devices of their stages, after the last step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.executor.comm.averaging_connections import AveragingConnections
+from planner.executor.comm.codec import WireFormat
+from planner.executor.comm.comm_plan import stage_averager, tied_averager
+from planner.executor.comm.p2p import Sender
+from planner.executor.rendezvous.connect import connections_to
+from planner.executor.rendezvous.rank_group import RankGroup
+from planner.executor.runtime.sharded_aggregator import ShardedAggregator
+from planner.executor.runtime.sharded_model_stage import ShardedModelStage
+from planner.executor.transport.connections import ChannelKind, duplex_channels, duplex_keys
+from planner.training_plan.model import TrainingPlan
+
+
+def spread_in_fp32(
+    plan: TrainingPlan, ranks: RankGroup, runtime: ShardedModelStage | ShardedAggregator
+) -> None:
+    """Give all devices the fp32 parameters, of which they use rounded ones; a collective call."""
+    if not any(group.dtype for rounds in plan.averaging for group in rounds[-1]):
+        return
+    tied = runtime.tied_numel
+    parts = [(slice(tied, None), stage_averager(plan, ranks.rank))]
+    if tied:
+        parts.append((slice(tied), tied_averager(plan, ranks.rank)))
+    peers = {peer for _, averager in parts for peer in averager.peers}
+    keys = duplex_keys(ChannelKind.AVERAGING, peers)
+    with connections_to(ranks, keys, "export") as opened, ranks.error_latch() as error_latch:
+        connections = AveragingConnections(
+            duplex_channels(opened, ChannelKind.AVERAGING, ranks.rank), error_latch
+        )
+        nothing_else = Sender({}, error_latch, {})
+        runtime.write_parameters()
+        for part, averager in parts:
+            unrounded = replace(averager, wires=[WireFormat.FP32] * len(averager.wires))
+            unrounded.run(
+                runtime.gradients, connections, nothing_else, part=part, rounds=slice(-1, None)
+            )
+        connections.finish()
+    runtime.receive_parameters()
