@@ -25,7 +25,7 @@ from planner.workload.layers import Architecture, Family
 
 PACKAGES = ("planner", "numpy", "numba", "ortools", "scipy")
 MOST_LAYERS = 256
-EFFORT = 0.05
+EFFORT = 0.02
 FAMILIES = {
     "GPT-2": (Family.GPT2, 5120, 40, 40, 20480, 50257),
     "LLaMA": (Family.LLAMA, 4096, 32, 8, 14336, 128256),
@@ -120,9 +120,10 @@ def fitted(
 
 def largest(cluster: pl.Cluster, family: str, fields: dict[str, Any]) -> Fit:
     """The largest model, by bisection."""
-    fits, too_many, best = 0, MOST_LAYERS, None
+    # each stage has a layer at least
+    fits, too_many, best = fields["stages"] - 1, MOST_LAYERS, None
     while too_many - fits > 1:
-        layers = (fits + too_many) // 2 if best is not None else max(1, too_many // 4)
+        layers = (fits + too_many) // 2 if best is not None else max(fits + 1, too_many // 4)
         plan = fitted(cluster, family, layers, fields)
         if plan is None:
             too_many = layers

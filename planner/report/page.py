@@ -221,7 +221,13 @@ def _stages(plan: TrainingPlan) -> str:
         suffix = " + head" if j == plan.head_stage else ""
         cells = [f"{start} to {stop - 1}{suffix}", f"{counts[j] / 1e6:,.1f}", recomputes]
         rows.append([first, *map(escape, cells), _names(name_ranges(ids[d] for d in group))])
-    return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
+    stages = table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
+    if not plan.shards_optimizer:
+        return stages
+    return stages + _note(
+        f"Each device holds at most 1/{plan.workload.optimizer_shards} of its stage's fp32 "
+        "parameters and moments, updates them, and sends the parameters to the others."
+    )
 
 
 def _memory(plan: TrainingPlan) -> str:
