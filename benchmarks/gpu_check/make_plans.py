@@ -67,6 +67,12 @@ def cuda_plans() -> Iterator[tuple[str, TrainingPlan]]:
         # with microbatches of 8, four whole models would not fit a GPU of 80 GB
         yield f"share_gpt2m_{stages}", make_plan("gpt2-medium", medium, 32, 4, "bf16", 4, stages)
     yield "share_llama16_4", make_plan("llama-16x2048", llama16, 16, 4, "bf16", 4, 4)
+    for shards in (1, 2):
+        options = {"optimizer_shards": shards, "clip": 1.0}
+        yield (
+            f"shards_{shards}",
+            make_plan("llama-16x2048", llama16, 16, 4, "bf16", 2, 1, **options),
+        )
     yield "train", make_plan("gpt2-small-bytes", small, 64, 16, "bf16")
     yield "grid", make_plan("gpt2-small-bytes", small, 32, 4, "bf16", 4, 2)
 
@@ -84,6 +90,9 @@ def cpu_plans() -> Iterator[tuple[str, TrainingPlan]]:
     for stages in (1, 2, 4):
         yield f"share_gpt2m_{stages}", make_plan("tiny-gpt", gpt, 16, 4, "fp32", 4, stages)
     yield "share_llama16_4", make_plan("tiny-llama", llama, 16, 4, "fp32", 4, 4)
+    for shards in (1, 2):
+        options = {"optimizer_shards": shards, "clip": 1.0}
+        yield f"shards_{shards}", make_plan("tiny-llama", llama, 16, 4, "bf16", 2, 1, **options)
     yield "train", make_plan("tiny-gpt", gpt, 32, 8, "fp32")
     yield "grid", make_plan("tiny-gpt", gpt, 16, 2, "fp32", 4, 2)
 

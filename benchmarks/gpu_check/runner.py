@@ -38,6 +38,7 @@ CONCURRENT = {
     "equal": Limits(80, 25),
     "race": Limits(110, 30),
     "checkpoint": Limits(140, 50),
+    "shards": Limits(120, 45),
     "train": Limits(110, 40),
     "memory": Limits(140, 40),
     "memory_compiled": Limits(150, 40),

@@ -297,6 +297,33 @@ def checkpoint(device: str, out: Path) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------------------------- shards
+def shards(device: str, out: Path) -> dict[str, Any]:
+    """Train with two ranks that hold all optimizer state each, and with half of it each."""
+    steps, warmup = 8, 3
+    rows: dict[str, Any] = {}
+    losses: dict[int, dict[int, float]] = {}
+    for number in (1, 2):
+        run = run_plan(plan_path(device, f"shards_{number}"), steps, device)
+        if run.code:
+            return {"ok": False, "reason": run.reason, "rows": rows}
+        losses[number] = run.losses
+        rows[f"shards_{number}"] = {
+            "ok": True,
+            "step_s": run.step_median("took_s", warmup),
+            "memory": run.memory(),
+        }
+        print(number, rows[f"shards_{number}"], flush=True)
+    off = max(abs(losses[2][k] - loss) / loss for k, loss in losses[1].items())
+    peaks = [max(m["peak_gb"] for m in row["memory"]) for row in rows.values()]
+    return {
+        "ok": off < 1e-3,
+        "off": off,
+        "peak_ratio": peaks[1] / max(peaks[0], 1e-3),
+        "rows": rows,
+    }
+
+
 # ----------------------------------------------------------------------------------- train
 def train(device: str, out: Path) -> dict[str, Any]:
     """Train a byte-level GPT-2 small on this repository's text; the loss must fall."""
@@ -536,7 +563,7 @@ def _all_ok(rows: dict[str, Any]) -> dict[str, Any]:
 SECTIONS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     section.__name__: section
     for section in (
-        *(env, tests, equal, checkpoint, train, cli, share, kill),
+        *(env, tests, equal, checkpoint, shards, train, cli, share, kill),
         *(mfu, mfu_llama, mfu_compiled, mfu_llama_compiled, overhead, overhead_compiled),
     )
 }

@@ -22,7 +22,7 @@ GPU_CHECK = Path(__file__).parents[2] / "benchmarks" / "gpu_check"
 PLANS = sorted((GPU_CHECK / "plans").rglob("*.json"))
 COMPILES = pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a compiler")
 
-CHECKS = ("env", "tests", "equal", "race", "checkpoint", "train", "kill", "cli")
+CHECKS = ("env", "tests", "equal", "race", "checkpoint", "shards", "train", "kill", "cli")
 EAGER = ("memory", "mfu", "mfu_llama", "overhead", "share")
 COMPILED = (
     *("memory_compiled", "mfu_compiled", "mfu_llama_compiled"),
@@ -94,6 +94,7 @@ def test_checks_on_the_cpu(tmp_path: Path) -> None:
         assert row["waiting_twice_same_bits"]
         assert sum(same is True for key, same in row.items() if key.startswith("late_")) == 4
     assert results["checkpoint"]["resumed_off"] <= 1e-6
+    assert results["shards"]["off"] <= 1e-6
     assert results["train"]["last"] < results["train"]["first"]
     ends, elastic = (results["kill"]["rows"][name] for name in ("ends", "elastic"))
     assert ends["code"] != 0 and ends["ended_s_after_kill"] < 15
