@@ -186,6 +186,17 @@ class _StepSimulation:
             ends[stage] = max(ends.get(stage, 0.0), end)
             begins += [(stage, begin)] if r == 0 else []
         last = len(self.plan.stage_layers)
+        if self.plan.workload.optimizer_shards > 1 and last in ends:
+            # the parameters of the shared matrix are spread at the end of both stages
+            return max(
+                (
+                    (max(ends[stage], ends[last]) if stage in (0, last - 1) else ends[stage])
+                    - begin
+                    for stage, begin in begins
+                    if stage < last
+                ),
+                default=0.0,
+            )
         shared = max((ends[stage] - begin for stage, begin in begins if stage == last), default=0.0)
         return max(
             (

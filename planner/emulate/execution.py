@@ -85,12 +85,14 @@ class Step:
         for op in sorted(self.operations, key=lambda op: op.start_s):
             if op.kind == "A":
                 done.setdefault(op.device, []).append(op)
-        # the averaging shared by two stages is recorded last, by both of them
+        # the averaging shared by two stages is recorded last, by both of them; with optimizer state
+        # in shards, it is part of theirs
         stages = len(plan.stage_layers)
-        tied = plan.averaged_by(stages) if plan.averages_tied else ()
+        apart = plan.averages_tied and not plan.shards_optimizer
+        tied = plan.averaged_by(stages) if apart else ()
         shared = {d: [done[d].pop()] for d in tied if d in done}
         seconds: dict[int, float] = {}
-        for j, rounds in enumerate(plan.averaging):
+        for j, rounds in enumerate(plan.averaging if apart else plan.averaging[:stages]):
             # with two-frequency averaging a device averages twice
             mine = {d: ops for d, ops in (done if j < stages else shared).items() if ops}
             starts_of = {d: ops[0].start_s for d, ops in mine.items()}

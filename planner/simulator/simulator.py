@@ -436,7 +436,8 @@ class _Simulation:
         took: dict[int, float] = {}
         for g in np.flatnonzero(rounds.round == 0).tolist():
             stage = int(rounds.stage[g])
-            last_return = float(end[rounds.stage == stage].max())
+            last = np.isin(rounds.stage, self.plan.last_averaged(stage))
+            last_return = float(end[last].max())
             took[stage] = max(took.get(stage, 0.0), last_return - float(begin[g]))
         return self.plan.longest_averaging_s(took)
 

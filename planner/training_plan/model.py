@@ -295,6 +295,17 @@ class TrainingPlan:
             return groups[entry]
         return tuple(sorted((*groups[0], *groups[self.head_stage])))
 
+    def last_averaged(self, stage: int) -> tuple[int, ...]:
+        """Entries of `averaging` with whose last rounds the averaging of a stage ends.
+
+        Parameters
+        ----------
+        stage
+            Index of the stage.
+        """
+        tied = self.averages_tied and stage in (0, self.head_stage)
+        return (stage, len(self.stage_layers)) if tied and self.shards_optimizer else (stage,)
+
     def longest_averaging_s(self, seconds: Mapping[int, float]) -> float:
         """The longest averaging of a stage, followed by that of a tied matrix where there is one.
 
@@ -309,7 +320,8 @@ class TrainingPlan:
             Seconds; 0 if no device averages.
         """
         stages = len(self.stage_layers)
-        both = seconds.get(stages, 0.0)
+        # with optimizer state in shards, stages end with what they share
+        both = 0.0 if self.shards_optimizer else seconds.get(stages, 0.0)
         ends = (0, self.head_stage) if self.averages_tied else ()
         return max((seconds.get(j, 0.0) + both * (j in ends) for j in range(stages)), default=0.0)
 
