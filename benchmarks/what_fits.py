@@ -26,11 +26,14 @@ from planner.workload.layers import Architecture, Family
 PACKAGES = ("planner", "numpy", "numba", "ortools", "scipy")
 MOST_LAYERS = 256
 EFFORT = 0.02
-FAMILIES = {
-    "GPT-2": (Family.GPT2, 5120, 40, 40, 20480, 50257),
-    "LLaMA": (Family.LLAMA, 4096, 32, 8, 14336, 128256),
+MODELS = {
+    "GPT-3 13B": (Family.GPT2, 5120, 40, 40, 20480, 50257),
+    "GPT-3 175B": (Family.GPT2, 12288, 96, 96, 49152, 50257),
+    "LLaMA 8B": (Family.LLAMA, 4096, 32, 8, 14336, 128256),
+    "LLaMA 70B": (Family.LLAMA, 8192, 64, 8, 28672, 128256),
 }
-"""Width, heads, key-value heads, feed-forward width and words."""
+"""Models whose layers are taken: width, heads, key-value heads, feed-forward width and words."""
+SMALL, LARGE = ("GPT-3 13B", "LLaMA 8B"), ("GPT-3 175B", "LLaMA 70B")
 
 
 class Fit(NamedTuple):
@@ -80,11 +83,11 @@ def volunteers() -> pl.Cluster:
 
 
 CLUSTERS = {
-    "8 cards of 24 GB, two homes": (homes, 4),
-    "16 cards of 80 GB, two regions": (regions, 8),
-    "20 volunteers of 24 GB, a server of 256 GB": (volunteers, 1),
+    "8 cards of 24 GB, two homes": (homes, 4, SMALL),
+    "16 cards of 80 GB, two regions": (regions, 8, LARGE),
+    "20 volunteers of 24 GB, a server of 256 GB": (volunteers, 1, SMALL),
 }
-"""Cluster and GPUs of a machine."""
+"""Cluster, GPUs of a machine, and models."""
 
 
 def cases(cluster: pl.Cluster, gpus: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -103,28 +106,28 @@ def cases(cluster: pl.Cluster, gpus: int) -> Iterator[tuple[str, str, dict[str, 
 
 
 def fitted(
-    cluster: pl.Cluster, family: str, layers: int, fields: dict[str, Any]
+    cluster: pl.Cluster, model: str, layers: int, fields: dict[str, Any]
 ) -> pl.TrainingPlan | None:
     """A plan of a model with so many layers; None if none was found."""
-    kind, hidden, heads, kv_heads, ffn, words = FAMILIES[family]
+    kind, hidden, heads, kv_heads, ffn, words = MODELS[model]
     arch = Architecture(kind, layers, hidden, heads, kv_heads, ffn, words, 2048)
-    workload = pl.Workload.transformer(family, arch, batch_samples=80, precision="bf16")
+    workload = pl.Workload.transformer(model, arch, batch_samples=80, precision="bf16")
     try:
         result = pl.plan(cluster, workload, recompute="all", stop=pl.Effort(EFFORT), **fields)
     except pl.ProblemError:
         return None
     if result.plan is not None and (violations := pl.check(result.plan, cluster)):
-        raise AssertionError(f"{family} with {layers} layers: {violations[0]}")
+        raise AssertionError(f"{model} with {layers} layers: {violations[0]}")
     return result.plan
 
 
-def largest(cluster: pl.Cluster, family: str, fields: dict[str, Any]) -> Fit:
+def largest(cluster: pl.Cluster, model: str, fields: dict[str, Any]) -> Fit:
     """The largest model, by bisection."""
     # each stage has a layer at least
     fits, too_many, best = fields["stages"] - 1, MOST_LAYERS, None
     while too_many - fits > 1:
         layers = (fits + too_many) // 2 if best is not None else max(fits + 1, too_many // 4)
-        plan = fitted(cluster, family, layers, fields)
+        plan = fitted(cluster, model, layers, fields)
         if plan is None:
             too_many = layers
         else:
@@ -148,19 +151,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     lines = [
-        "| cluster | model | stages | optimizer state | billion parameters | layers "
+        "| cluster | layers of | stages | optimizer state | billion parameters | layers "
         "| devices of each stage | share of the server | step s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, (make, gpus) in CLUSTERS.items():
+    for name, (make, gpus, models) in CLUSTERS.items():
         cluster = make()
-        for family in FAMILIES:
+        for model in models:
             for stages, state, fields in cases(cluster, gpus):
-                fit = largest(cluster, family, fields)
+                fit = largest(cluster, model, fields)
                 server = f"{fit.server_share:.2f}" if fit.server_share else ""
                 figures = f"{fit.parameters / 1e9:.2f} | {fit.layers} | {fit.shape} | {server}"
                 step = f"{fit.step_s:.1f}" if fit.layers else ""
-                line = f"| {name} | {family} | {stages} | {state} | {figures} | {step} |"
+                line = f"| {name} | {model} | {stages} | {state} | {figures} | {step} |"
                 lines.append(line)
                 print(line, flush=True)
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
@@ -169,9 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"# What fits, {datetime.now(UTC):%Y-%m-%d}",
             "",
             f"Python {platform.python_version()}, {versions}. Regenerate with `python -m "
-            "benchmarks.what_fits`. Layers of GPT-2 with 5,120 and of LLaMA with 4,096 hidden "
-            "units, bf16, batches of 80 samples of 2,048 tokens, all stages recompute; every plan "
-            "passes the checker. Steps are the simulator's, after little search.",
+            "benchmarks.what_fits`. As many layers of a model as fit, bf16, batches of 80 samples "
+            "of 2,048 tokens, all stages recompute; every plan passes the checker. Steps "
+            "are the simulator's, after little search.",
             "",
             *lines,
             "",

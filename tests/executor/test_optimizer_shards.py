@@ -105,23 +105,30 @@ def with_server(
     return plan.replace(predicted=predict(plan))
 
 
+SLOW = pytest.mark.slow
+THREE = [[0], [1], [2]]
+
+
 @pytest.mark.parametrize(
     ("plan", "steps"),
     [
-        (sharded(tiny_workload()), 20),
-        (sharded(TIED, clip=0.05), 6),
-        (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.125, 0.375), clip=0.5), 6),
-        (sharded(tiny_workload(), [[0], [1], [2]], shares=(0.5, 0.5, 0.0), clip=0.5), 6),
-        (with_server(tiny_workload(), GRID, server=1, stage=1), 6),
-        (with_server(TIED, GRID, server=0, stage=0, clip=0.05), 6),
-    ],
-    ids=[
-        "gpt2",
-        "tied and clipped",
-        "one stage, unequal shares",
-        "no share",
-        "a server",
-        "clipped by it",
+        pytest.param(sharded(tiny_workload()), 20, id="gpt2"),
+        pytest.param(sharded(TIED, clip=0.05), 6, id="tied and clipped", marks=SLOW),
+        pytest.param(
+            sharded(tiny_workload(), THREE, shares=(0.5, 0.125, 0.375), clip=0.5),
+            6,
+            id="unequal shares",
+            marks=SLOW,
+        ),
+        pytest.param(
+            sharded(tiny_workload(), THREE, shares=(0.5, 0.5, 0.0), clip=0.5), 6, id="no share"
+        ),
+        pytest.param(
+            with_server(tiny_workload(), GRID, server=1, stage=1), 6, id="a server", marks=SLOW
+        ),
+        pytest.param(
+            with_server(TIED, GRID, server=0, stage=0, clip=0.05), 6, id="tied, clipped by it"
+        ),
     ],
 )
 def test_losses_equal_those_of_one_process(tmp_path: Path, plan: TrainingPlan, steps: int) -> None:
@@ -132,8 +139,11 @@ def test_losses_equal_those_of_one_process(tmp_path: Path, plan: TrainingPlan, s
 
 @pytest.mark.parametrize(
     ("workload", "precision"),
-    [(TIED, "bf16"), (tiny_workload(), "bf16"), (TIED, "fp16")],
-    ids=["llama in bf16", "gpt2 in bf16", "llama in fp16"],
+    [
+        pytest.param(TIED, "bf16", id="llama in bf16"),
+        pytest.param(tiny_workload(), "bf16", id="gpt2 in bf16", marks=SLOW),
+        pytest.param(TIED, "fp16", id="llama in fp16", marks=SLOW),
+    ],
 )
 def test_in_16_bits_losses_equal_those_of_one_process(
     tmp_path: Path, workload: Workload, precision: str
@@ -145,7 +155,7 @@ def test_in_16_bits_losses_equal_those_of_one_process(
     assert [losses[t] for t in range(8)] == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=SLOW)])
 def test_parameters_are_bit_for_bit_those_of_whole_optimizers(
     tmp_path: Path, precision: str
 ) -> None:
@@ -196,9 +206,9 @@ def test_of_sites_each_updates_all_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        pytest.param(sharded(TIED), id="the same plan"),
-        pytest.param(sharded(TIED, [[0, 1, 2], [3, 4, 5]]), id="more stages"),
-        pytest.param(make_plan([[0, 1]], workload=TIED), id="whole"),
+        pytest.param(sharded(TIED), id="the same plan", marks=SLOW),
+        pytest.param(sharded(TIED, [[0, 1, 2], [3, 4, 5]]), id="more stages", marks=SLOW),
+        pytest.param(make_plan([[0, 1]], workload=TIED), id="whole", marks=SLOW),
         pytest.param(with_server(TIED, GRID, server=4, stage=1), id="a server"),
     ],
 )
@@ -217,7 +227,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path, second: TrainingPlan
     assert last[9] == pytest.approx(further[9], rel=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW), "bf16"])
 def test_it_is_exported_in_fp32(tmp_path: Path, precision: str) -> None:
     """As the same model that whole optimizers train."""
     exported = []
@@ -234,6 +244,7 @@ def test_it_is_exported_in_fp32(tmp_path: Path, precision: str) -> None:
     assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_in_fp32(tmp_path: Path) -> None:
     """Though devices have but rounded parameters; of the tied matrix two stages have parts."""
     from planner.huggingface.export import Export, export_checkpoint
@@ -258,7 +269,7 @@ def test_a_checkpoint_is_exported_in_fp32(tmp_path: Path) -> None:
         assert not torch.equal(tensor, tensor.bfloat16().float()) or tensor.dim() == 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW), "bf16"])
 def test_devices_hold_no_more_than_the_plan_counts(tmp_path: Path, precision: str) -> None:
     """With four shards, much less than without."""
     workload = Workload.transformer(

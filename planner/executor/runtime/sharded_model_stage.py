@@ -58,9 +58,7 @@ class OptimizerShard:
         ranges: Sequence[Range],
         config: OptimizerConfig,
     ) -> None:
-        self.segments = [
-            segment for part in ranges for segment in _segments(named, part) if part[1] > part[0]
-        ]
+        self.segments = [segment for part in ranges for segment in _segments(named, part)]
         # a share may be empty, which optimizers of PyTorch refuse
         values = [segment.value for segment in self.segments]
         self.optimizer = config.make(values or [nn.Parameter(torch.empty(0))])
@@ -107,8 +105,7 @@ class OptimizerShard:
             state: dict[str, Any] = {}
             for field in fields:
                 found = segment_of(state_dict, field, name, part).to(value.device, copy=True)
-                is_scalar = found.numel() == 1 and field == "step"
-                state[field] = found.reshape(()) if is_scalar else found.view_as(value)
+                state[field] = found.reshape(()) if field == "step" else found.view_as(value)
             self.optimizer.state[value] = state
 
 
