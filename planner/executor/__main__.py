@@ -67,10 +67,10 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
     if config.elastic:
         return _run_elastic(state, plan, detector)
     result = train(state, plan)
-    if state.export is not None and plan.shards_optimizer:
-        assert isinstance(state.runtime, ShardedModelStage | ShardedAggregator)
-        spread_in_fp32(plan, state.ranks, state.runtime)
     if state.export is not None:
+        if plan.shards_optimizer:
+            assert isinstance(state.runtime, ShardedModelStage | ShardedAggregator)
+            spread_in_fp32(plan, state.ranks, state.runtime)
         export_trained(state.export.for_plan(result.plan), state.ranks, state.model_stage)
     _finish(state, state.ranks, result)
     return 0

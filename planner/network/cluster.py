@@ -477,6 +477,20 @@ class Cluster:
         return replace(self, network=network or self.network, devices=devices or self.devices)
 
 
+def member_limits(cluster: Cluster, members: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Uploads, downloads and pairs of some devices; limits of sites apply to pairs.
+
+    Returns
+    -------
+    tuple[ndarray, ndarray, ndarray]
+        ``float[m]`` twice and ``float[m, m]``, bytes per second.
+    """
+    index = list(members)
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    up, down = device_limits(cluster)
+    return up[index], down[index], network.bandwidth_bytes_per_s[np.ix_(index, index)]
+
+
 def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
     """Upload and download of every device: as stated, else the rate of its fastest measured pair.
 

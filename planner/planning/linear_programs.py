@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.lp.flow import StageFlow
 from planner.lp.model_file import labels
-from planner.network.cluster import device_limits
+from planner.network.cluster import member_limits
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_estimate import IN_FLIGHT
@@ -98,15 +98,14 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
     cluster, workload = plan.cluster, plan.workload
     costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)[stage]
     busy_s = [costs.busy_s(float(cluster.flops[d])) for d in members]
-    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
-    up, down = device_limits(cluster)
+    up, down, pairs = member_limits(cluster, members)
     problem = AveragingProblem(
         workload.microbatch_samples / np.array(busy_s),
-        up[members],
-        down[members],
+        up,
+        down,
         workload.batch_samples,
         plan.vector_bytes()[stage] * plan.codec.wire_ratio,
-        network.bandwidth_bytes_per_s[np.ix_(members, members)],
+        pairs,
         can_compute=[d not in aggregators for d in members],
         can_aggregate=np.asarray(cluster.devices.can_aggregate)[members],
     )

@@ -38,7 +38,6 @@ class AveragingGroup:
         groups that reduce, exchange and spread. With optimizer state in shards, what is spread are
         parameters that the members have updated. In two-frequency averaging, groups average
         gradients `within` in every step; what is exchanged and spread are changes of parameters.
-
     dtype
         Format of parameters that are spread, where devices use no other; None for the format of
         averaged gradients.

@@ -374,6 +374,11 @@ class TrainingPlan:
         return self.workload.optimizer_shards > 1
 
     @property
+    def stage_updated_by(self) -> dict[int, int]:
+        """Stage of each device that updates parameters: with shards, also of aggregators."""
+        return self.stage_of | (self.averages_for if self.shards_optimizer else {})
+
+    @property
     def norm_devices(self) -> tuple[int, ...]:
         """Devices whose updates wait for the global norm, first the one that sums it.
 
@@ -382,10 +387,7 @@ class TrainingPlan:
         """
         if not self.needs_norm or (len(self.stage_layers) == 1 and not self.shards_optimizer):
             return ()
-        holders = sorted(self.stage_of)
-        if self.shards_optimizer:
-            # aggregators update what they own
-            holders = sorted({*holders, *self.averages_for})
+        holders = sorted(self.stage_updated_by)
         round_trip_s = self.cluster.network.latency_s[np.ix_(holders, holders)]
         np.fill_diagonal(round_trip_s, 0.0)
         adds = holders.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))

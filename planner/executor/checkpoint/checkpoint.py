@@ -316,8 +316,7 @@ def _latest_common(
         for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    owners = plan.averages_for if plan.shards_optimizer else {}
-    loadable = [f for rank, f in enumerate(by_rank) if rank in plan.stage_of or rank in owners]
+    loadable = [found for rank, found in enumerate(by_rank) if rank in plan.stage_updated_by]
     common = set.intersection(*loadable)
     numbers = set.intersection(*({steps for steps, _ in found} for found in loadable))
     if numbers and not common:
@@ -409,10 +408,8 @@ def read_shard(
 
 def sources_of(stage: int, plan: TrainingPlan) -> list[int]:
     """Ranks whose shards have the state of a stage."""
-    first, *others = plan.assignment.groups[stage]
-    if not plan.shards_optimizer:
-        return [first]
-    return [first, *others, *(d for d, served in plan.averages_for.items() if served == stage)]
+    holders = [d for d, updated in plan.stage_updated_by.items() if updated == stage]
+    return holders if plan.shards_optimizer else holders[:1]
 
 
 def read_stage(folder: Path, steps: int, stage: int, plan: TrainingPlan) -> dict[str, Tensor]:
@@ -469,7 +466,9 @@ def _read_resharded(
     """A rank's state from the shards of another plan's devices."""
     tensors: dict[str, Tensor] = {}
     sources = _source_shards(files, index, plan, rank, model_stage)
-    for device, names in _all_sources(files, index, plan, rank, model_stage).items():
+    for device, names in _source_shards(
+        files, index, plan, rank, model_stage, all_holders=True
+    ).items():
         chosen = sources.get(device, {})
 
         def wanted(
@@ -501,26 +500,21 @@ def _source_shards(
     plan: TrainingPlan,
     rank: int,
     model_stage: CheckpointedState,
+    *,
+    all_holders: bool = False,
 ) -> dict[int, dict[str, str]]:
-    """By device, names in its shard of this rank's parameters, each from one device."""
+    """By device, names in its shard of this rank's parameters, each from one device.
+
+    With ``all_holders``, from all devices that have a part of their optimizer state.
+    """
+    all_holders &= index["training"].get("optimizer_shards", 1) > 1
+    holds = {**index["holds"], **index.get("owns", {})} if all_holders else index["holds"]
     try:
-        return source_shards(index["holds"], plan, rank, model_stage.parameter_names)
+        return source_shards(
+            holds, plan, rank, model_stage.parameter_names, all_holders=all_holders
+        )
     except Refusal as error:
         raise files.unreadable(str(error)) from None
-
-
-def _all_sources(
-    files: CheckpointFiles,
-    index: dict[str, Any],
-    plan: TrainingPlan,
-    rank: int,
-    model_stage: CheckpointedState,
-) -> dict[int, dict[str, str]]:
-    """The same, of all devices that may have a part of the optimizer state."""
-    if index["training"].get("optimizer_shards", 1) == 1:
-        return _source_shards(files, index, plan, rank, model_stage)
-    holds = {**index["holds"], **index.get("owns", {})}
-    return source_shards(holds, plan, rank, model_stage.parameter_names, all_holders=True)
 
 
 def _can_load(
@@ -535,5 +529,5 @@ def _can_load(
         return files.shard(rank).is_file()
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _all_sources(files, index, plan, rank, model_stage)
+    needed = _source_shards(files, index, plan, rank, model_stage, all_holders=True)
     return all(files.shard(device).is_file() for device in needed)

@@ -58,7 +58,7 @@ class CommPlan:
         self.averager = stage_averager(plan, rank, time_scale)
         self.region_averager = stage_averager(plan, rank, time_scale, every_step=True)
         self.tied_averager = tied_averager(plan, rank, time_scale)
-        has_norm = plan.needs_norm and (rank in plan.stage_of or rank in plan.norm_devices)
+        has_norm = plan.needs_norm and rank in plan.stage_updated_by
         self.gradient_norm = GradientNorm(plan, rank) if has_norm else None
 
     @property

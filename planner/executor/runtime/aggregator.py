@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner.executor.comm.p2p_schedule import Message
-from planner.executor.runtime.model import build_head, build_stage
-from planner.executor.runtime.stage_module import require_executable, tied_numel
+from planner.executor.runtime.stage_module import tied_numel, whole_parameters
 from planner.executor.runtime.stage_runtime import ModelFreeRuntime
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -17,17 +16,10 @@ class Aggregator(ModelFreeRuntime):
     """A vector for the gradients of its stage, and no operations."""
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
-        arch, stage = require_executable(plan), plan.averages_for[rank]
-        # sizes alone, without the model
-        meta = torch.device("meta")
-        built = build_stage(arch, *plan.stage_layers[stage], plan.seed, meta)
-        modules: list[nn.Module] = [built]
-        if stage == plan.head_stage:
-            modules.append(build_head(arch, plan.seed, built.stem, meta))
-        # a tied matrix counts once
-        parameters = {id(p): p.numel() for module in modules for p in module.parameters()}
-        numel = sum(parameters.values()) - tied_numel(plan, stage)
-        self._vector = torch.zeros(numel)
+        stage = plan.averages_for[rank]
+        numel = sum(parameter.numel() for parameter in whole_parameters(plan, stage).values())
+        # a matrix that two stages share is averaged by their devices alone
+        self._vector = torch.zeros(numel - tied_numel(plan, stage))
 
     @property
     def held_bytes(self) -> int:

@@ -15,7 +15,7 @@ from planner.executor.comm.p2p_schedule import Message
 from planner.executor.data.data_config import SYNTHETIC, DataConfig
 from planner.executor.data.microbatches import Microbatches, make_microbatches
 from planner.executor.runtime.loss_scaler import LossScaler
-from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.optimizer import OptimizerConfig, state_tensors
 from planner.executor.runtime.outer_optimizer import (
     MEAN,
     CountedSampleShares,
@@ -112,9 +112,8 @@ class ModelStage:
     @property
     def _state_tensors(self) -> list[Tensor]:
         """Parameters, rounded weights, moments and state of the outer optimizer."""
-        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.tensors
-        return [*self.module.weights, *moments, *outer]
+        return [*self.module.weights, *state_tensors(self.optimizer), *outer]
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Zero gradients at the start of a step."""

@@ -13,7 +13,7 @@ from planner.utils.validate import choice, count, real
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class OptimizerKind(enum.StrEnum):
@@ -124,3 +124,10 @@ class OptimizerConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, by name of the options."""
         return asdict(self)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Moments and step counts of an optimizer."""
+    import torch  # not needed to validate settings
+
+    return [torch.as_tensor(v) for state in optimizer.state.values() for v in state.values()]

@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner.executor.comm.comm_plan import owned_ranges
 from planner.executor.runtime.aggregator import Aggregator
-from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.sharded_model_stage import OptimizerShard
 from planner.executor.runtime.stage_module import (
     LoadWeights,
-    averaging_order,
     require_executable,
     tied_numel,
+    whole_parameters,
 )
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -42,19 +41,13 @@ class ShardedAggregator(Aggregator):
         load_weights: LoadWeights | None = None,
     ) -> None:
         super().__init__(plan, rank)
-        arch, stage = require_executable(plan), plan.averages_for[rank]
-        layers, cpu = plan.stage_layers[stage], torch.device("cpu")
+        stage = plan.averages_for[rank]
         # the initial parameters of the whole stage, of which its share is kept
-        built = build_stage(arch, *layers, plan.seed, cpu)
-        modules = nn.ModuleDict({"stage": built})
-        if stage == plan.head_stage:
-            modules["head"] = build_head(arch, plan.seed, built.stem, cpu)
-        named = dict(modules.named_parameters())
+        named = whole_parameters(plan, stage, torch.device("cpu"))
         if load_weights is not None:
-            load_weights(arch, *layers, named)
-        is_tied = tied_numel(plan, stage) > 0
+            load_weights(require_executable(plan), *plan.stage_layers[stage], named)
         # a matrix that two stages share is averaged by their devices alone
-        self.parameter_names = averaging_order(list(named), tied=is_tied)[is_tied:]
+        self.parameter_names = list(named)[tied_numel(plan, stage) > 0 :]
         self._shard = OptimizerShard(
             [(name, named[name]) for name in self.parameter_names],
             list(owned_ranges(plan, rank, len(self._vector), 0).values()),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from planner.executor.comm.comm_plan import owned_ranges
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.runtime.model_stage import ModelStage
-from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.optimizer import OptimizerConfig, state_tensors
 from planner.executor.runtime.optimizer_segments import MASTER, segment_key, segment_of
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import Range
@@ -82,8 +82,7 @@ class OptimizerShard:
     @property
     def tensors(self) -> list[Tensor]:
         """Parameters and moments."""
-        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
-        return [*(segment.value for segment in self.segments), *moments]
+        return [*(segment.value for segment in self.segments), *state_tensors(self.optimizer)]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""

@@ -23,6 +23,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.workload.layers import Architecture
 
+META = torch.device("meta")
 LoadWeights = Callable[[Architecture, int, int, Mapping[str, Tensor]], None]
 """Sets parameters of layers ``start`` to ``stop``, by name."""
 
@@ -78,6 +79,20 @@ def averaging_order(names: Sequence[str], *, tied: bool) -> list[str]:
     """Names of a stage's parameters, those first that are tied to another stage's."""
     first = [EMBEDDING if EMBEDDING in names else PROJECTION] if tied else []
     return [*first, *(name for name in names if name not in first)]
+
+
+def whole_parameters(
+    plan: TrainingPlan, stage: int, device: torch.device = META
+) -> dict[str, nn.Parameter]:
+    """Initial parameters of a stage by name, in the order of averaging; by default their shapes."""
+    arch = require_executable(plan)
+    layers = build_stage(arch, *plan.stage_layers[stage], plan.seed, device)
+    parts: dict[str, nn.Module] = {"stage": layers}
+    if stage == plan.head_stage:
+        parts["head"] = build_head(arch, plan.seed, layers.stem, device)
+    named = dict(nn.ModuleDict(parts).named_parameters())
+    order = averaging_order(list(named), tied=tied_numel(plan, stage) > 0)
+    return {name: named[name] for name in order}
 
 
 class StageModule(nn.Module):

@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.runtime import outer_optimizer as outer
-from planner.executor.runtime.model import build_head, build_stage
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.stage_module import (
     LoadWeights,
-    averaging_order,
-    has_head,
     require_executable,
-    tied_numel,
+    whole_parameters,
 )
 from planner.executor.tensor_parallel.gpu_group import GpuGroup
 from planner.executor.tensor_parallel.sharded_module import ShardedStageModule
@@ -32,7 +29,6 @@ from planner.executor.tensor_parallel.shards import Kind
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
-META = torch.device("meta")
 KINDS = "FHB"
 PARAMETER = "parameter"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,18 +54,6 @@ class Command(enum.IntEnum):
     PSEUDO_GRADIENT = 11
     OUTER_STEP = 12
     STOP = 13
-
-
-def whole_shapes(plan: TrainingPlan, rank: int) -> dict[str, torch.Size]:
-    """Shapes of the whole parameters of a rank's stage by name, in the order of averaging."""
-    arch, stage = require_executable(plan), plan.stage_of[rank]
-    layers = build_stage(arch, *plan.stage_layers[stage], plan.seed, META)
-    parts: dict[str, nn.Module] = {"stage": layers}
-    if has_head(plan, rank):
-        parts["head"] = build_head(arch, plan.seed, layers.stem, META)
-    named = dict(nn.ModuleDict(parts).named_parameters())
-    order = averaging_order(list(named), tied=tied_numel(plan, stage) > 0)
-    return {name: named[name].shape for name in order}
 
 
 class GpuStage(ModelStage):
@@ -108,7 +92,8 @@ class GpuStage(ModelStage):
         self.group = group
         # only the leader averages, whole vectors
         self.gradients = GradientBuffer(module.gradients)
-        shapes = whole_shapes(plan, rank)
+        whole = whole_parameters(plan, plan.stage_of[rank])
+        shapes = {name: parameter.shape for name, parameter in whole.items()}
         sizes = [shape.numel() for shape in shapes.values()]
         self.exchanged = torch.from_file(
             str(exchange_file), shared=True, size=sum(sizes), dtype=torch.float32

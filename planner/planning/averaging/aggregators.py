@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.network.cluster import Cluster, device_limits
+from planner.network.cluster import Cluster, device_limits, member_limits
 from planner.network.dtype import Dtype
 from planner.planning.averaging.stage_averaging import adaptive_owners
 from planner.planning.problem import PlanningProblem
@@ -101,17 +101,9 @@ def group_with_aggregators(
     from planner.lp.aggregator_rates import aggregator_rates
 
     index = [*members, *aggregators]
-    # limits of sites apply to pairs here, those of devices to the problem
-    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
-    up, down = device_limits(cluster)
     helps = np.arange(len(index)) >= len(members)
-    rates = aggregator_rates(
-        up[index],
-        down[index],
-        network.bandwidth_bytes_per_s[np.ix_(index, index)],
-        helps,
-        np.asarray(cluster.devices.can_aggregate)[index],
-    )
+    can_reduce = np.asarray(cluster.devices.can_aggregate)[index]
+    rates = aggregator_rates(*member_limits(cluster, index), helps, can_reduce)
     if rates.sum() <= 0:
         return None
     shares = rates / rates.sum()

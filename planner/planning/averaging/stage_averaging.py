@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.owner_shares import owner_shares
-from planner.network.cluster import Cluster, device_limits
+from planner.network.cluster import Cluster, member_limits
 from planner.network.dtype import Dtype
 from planner.planning.averaging.hierarchical import hierarchical_rounds
 from planner.planning.averaging.two_frequency import two_frequency_rounds
@@ -175,22 +175,17 @@ def adaptive_owners(
     trains
         ``bool[n]``, which of them have the stage; None if all do.
     """
-    (up, down), index = device_limits(cluster), list(members)
-    # limits of sites apply to pairs here, those of devices to the problem
-    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     shares = owner_shares(
-        up[index],
-        down[index],
-        network.bandwidth_bytes_per_s[np.ix_(index, index)],
+        *member_limits(cluster, members),
         limits,
         trains,
         1.0 if spread_dtype is None else spread_dtype.bytes / Dtype.FP32.bytes,
     )
     if shares is None:
         return None
-    kept = np.ones(len(index), dtype=bool) if trains is None else trains | (shares > MIN_SHARE)
+    kept = np.ones(len(members), dtype=bool) if trains is None else trains | (shares > MIN_SHARE)
     holds = None if trains is None else trains[kept]
-    present = np.array(index)[kept].tolist()
+    present = np.array(members)[kept].tolist()
     return _owner_rounds(present, shares_of(shares[kept]), spread_dtype, holds)
 
 
@@ -233,22 +228,12 @@ def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
     from planner.lp.capacity import BandwidthLimits
     from planner.lp.rates import best_rates
 
-    index = list(members)
-    # limits of sites apply to pairs here, those of devices to the problem
-    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
-    up, down = device_limits(cluster)
-    problem = AveragingProblem(
-        1.0,
-        up[index],
-        down[index],
-        1.0,
-        1.0,
-        network.bandwidth_bytes_per_s[np.ix_(index, index)],
-        can_aggregate=np.asarray(cluster.devices.can_aggregate)[index],
-    )
+    up, down, pairs = member_limits(cluster, members)
+    can_aggregate = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    problem = AveragingProblem(1.0, up, down, 1.0, 1.0, pairs, can_aggregate=can_aggregate)
     rates = best_rates(BandwidthLimits(problem), problem.contributors).rates
     if rates.sum() <= 0:
-        names = joined([network.ids[d] for d in index])
+        names = joined([cluster.network.ids[d] for d in members])
         raise ProblemError(
             f"devices {names} cannot average: no rate is feasible; check their links"
         )
