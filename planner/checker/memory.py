@@ -64,7 +64,11 @@ def stage_memory(
         state += compute * copied
     for vectors, has_copy in _on_every_gpu(w, start, stop, runs_head=runs_head):
         rounded = compute if has_copy and compute < w.precision.parameters.bytes else 0
-        state += (w.tensor_parallel - 1) * vectors * (w.state_bytes_per_parameter + rounded)
+        held = w.state_bytes_per_parameter
+        if w.optimizer_shards > 1:
+            # a gradient, and where it is not rounded the parameter; moments only in shares
+            held = 4.0 if rounded else 8.0
+        state += (w.tensor_parallel - 1) * vectors * (held + rounded)
     tokens = samples * arch.sequence
     # every GPU of a worker gathers a layer's input, and has a gradient of it, for all tokens
     others = w.tensor_parallel - 1

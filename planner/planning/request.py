@@ -463,7 +463,6 @@ class PlanRequest:
             "group_size": "only one group of a stage reduces to owners of all parameters",
             "path_stages": "stages of partial paths hold all of their optimizer state so far",
             "calibration": "its updates were measured with all optimizer state on each device",
-            "tensor_parallel": "workers of several GPUs hold all of their optimizer state so far",
         }
         changed = self._changed()
         for name, reason in reasons.items():

@@ -13,6 +13,7 @@ from planner.network.cluster import Cluster
 from planner.planning.layer_split import balanced_split, is_uniform
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind, PlanRequest
+from planner.planning.workers import tensor_parallel_workers
 from planner.problems import AssignmentProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, split_costs
@@ -70,9 +71,10 @@ class Shape:
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
 
 
-def shard_counts(cluster: Cluster, request: PlanRequest) -> list[int]:
+def shard_counts(cluster: Cluster, workload: Workload, request: PlanRequest) -> list[int]:
     """Numbers of optimizer shards to try: powers of two, and the number of straight pipelines."""
-    devices = cluster.devices
+    assert isinstance(request.tensor_parallel, int)
+    devices = tensor_parallel_workers(cluster, workload, request.tensor_parallel)[0].devices
     n = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
     most = n
     if request.kind is PlanKind.STRAIGHT and isinstance(request.stages, int):

@@ -135,7 +135,7 @@ def _with_best_number(
     if free.tensor_parallel == AUTO:
         name, choices = "tensor_parallel", degrees(cluster, workload)
     else:
-        name, choices = "optimizer_shards", shard_counts(cluster, free)
+        name, choices = "optimizer_shards", shard_counts(cluster, workload, free)
 
     def words(number: int) -> str:
         if name == "tensor_parallel":

@@ -135,20 +135,21 @@ def _stage_costs(
     if start == 0:
         # embeddings are looked up in fp32; a tied head multiplies with a rounded copy
         rounded -= workload.stem.parameters - (workload.tied_parameters if with_head else 0)
-    parameters_held = parameters
+    parameters_held, unrounded = parameters, workload.stem.parameters if start == 0 else 0
     if (others := workload.tensor_parallel - 1) and (arch := workload.architecture) is not None:
         copied = others * replicated_parameters(arch, start, stop, with_head=with_head)
+        positions = others * position_parameters(arch) if start == 0 else 0
         rounded += copied
-        parameters_held += copied + (others * position_parameters(arch) if start == 0 else 0)
+        unrounded += positions
+        parameters_held += copied + positions
     state_bytes = parameters_held * workload.state_bytes_per_parameter
     state_bytes += rounded * working.rounded_bytes
     if (shards := workload.optimizer_shards) > 1:
-        optimizer_bytes = parameters * workload.precision.optimizer_bytes
-        state_bytes += optimizer_bytes / shards - optimizer_bytes
+        # the GPUs of a worker share what it owns, also of parameters that each of them has
+        owned = parameters / shards
+        state_bytes += (owned - parameters_held) * workload.precision.optimizer_bytes
         # parameters that operations use as they are, without a copy in another format
-        used = parameters
-        if working.rounded_bytes:
-            used = workload.stem.parameters if start == 0 else 0
+        used = unrounded if working.rounded_bytes else parameters_held
         state_bytes += used * workload.precision.parameters.bytes
     return StageCosts(
         forward_flops=load.forward_flops * samples,

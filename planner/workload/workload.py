@@ -159,11 +159,6 @@ class Workload:
         """Refuse to share optimizer state that is not known in bytes."""
         shards = count("optimizer_shards", self.optimizer_shards)
         object.__setattr__(self, "optimizer_shards", shards)
-        if shards > 1 and self.tensor_parallel > 1:
-            raise ValueError(
-                f"optimizer_shards is {shards} with tensor_parallel {self.tensor_parallel}; so far "
-                "workers of several GPUs hold all of their optimizer state, leave one of them at 1"
-            )
         stated, known = self.state_bytes_per_parameter, self.precision.state_bytes
         if shards > 1 and stated != known:
             reason = (

@@ -120,7 +120,7 @@ def test_fp16_skips_the_same_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "then", "every", "delayed"),
     [
-        (2, 2, 3, False),
+        pytest.param(2, 2, 3, False, marks=pytest.mark.slow),
         pytest.param(1, 2, 2, False, marks=pytest.mark.slow),
         pytest.param(2, 2, 2, True, marks=pytest.mark.slow),
     ],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.memory import stage_memory
+from planner.planning.shape import shard_counts
 from planner.problems import ProblemError
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
@@ -24,6 +25,7 @@ from planner.training_plan.validation import contradictions
 from planner.workload.costs import stage_costs
 from tests.conftest import levels, make_plan, random_network, tiny_workload
 from tests.planning.test_hierarchical_averaging import nodes
+from tests.planning.test_workers import machines_of
 
 BILLION = pl.Workload.preset("gpt3-1.3b", batch_samples=64)
 GRID = [[0, 1], [2, 3]]
@@ -103,12 +105,15 @@ def test_both_simulators_agree(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16")])
-@pytest.mark.parametrize("shards", [2, 3, 16])
-def test_memory_is_counted_twice(kind: str, precision: str, shards: int, recompute: bool) -> None:
+@pytest.mark.parametrize(("shards", "degree"), [(2, 1), (3, 1), (16, 1), (3, 2)])
+def test_memory_is_counted_twice(
+    kind: str, precision: str, shards: int, degree: int, recompute: bool
+) -> None:
     """By checker and planner."""
     arch = tiny_workload(kind).architecture
     assert arch is not None
     whole = pl.Workload.transformer("w", arch, batch_samples=8, precision=precision)
+    whole = whole.replace(tensor_parallel=degree)
     parts = whole.replace(optimizer_shards=shards)
     for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
         costs = stage_costs(parts, *span, with_head=head, recompute=recompute)
@@ -153,6 +158,28 @@ def test_of_a_middle_stage_six_bytes_and_twelve_in_shards() -> None:
         costs = stage_costs(BILLION.replace(optimizer_shards=shards), 1, 3)
         assert costs.state_bytes == pytest.approx(2 * layer * (6 + 12 / shards))
     assert stage_costs(BILLION, 1, 3).state_bytes == 2 * layer * 18
+
+
+def test_what_each_gpu_of_a_worker_has_is_updated_by_one() -> None:
+    """Norms: rounded and with a gradient on both GPUs, of fp32 and moments a share for both."""
+    workload = BILLION.replace(tensor_parallel=2, optimizer_shards=2)
+    layer, norms = BILLION.layers[1].parameters, 4 * 2048
+    assert stage_costs(workload, 1, 2).state_bytes == (layer + norms) * 6 + layer * 12 / 2
+
+
+def test_workers_of_several_gpus_share() -> None:
+    """Both numbers are searched; a worker's GPUs share what it owns."""
+    cluster = machines_of([4, 4])
+    fields: dict[str, Any] = {"stop": pl.Effort(0.05), "clip": 0.5}
+    made = pl.plan(cluster, tiny_workload(), tensor_parallel=2, optimizer_shards=2, **fields)
+    assert made.plan is not None and made.bound is not None
+    shared(made.plan, 2)
+    assert pl.check(made.plan, cluster) == []
+    assert made.bound <= made.plan.predicted.step_s
+    model = tiny_workload()
+    assert shard_counts(cluster, model, pl.PlanRequest(tensor_parallel=2)) == [1, 2, 4]
+    auto = pl.plan(cluster, model, tensor_parallel="auto", optimizer_shards="auto", **fields)
+    assert auto.plan is not None and pl.check(auto.plan, cluster) == []
 
 
 def test_a_model_fits_that_did_not() -> None:
@@ -229,7 +256,6 @@ def test_owners_of_one_site_must_hold_all() -> None:
         {"codec": "int8"},
         {"group_size": 2},
         {"stage_sizes": (2, 2, 2), "path_stages": 2},
-        {"tensor_parallel": 2},
     ],
 )
 def test_what_shards_do_not_go_with(fields: dict[str, Any]) -> None:

@@ -42,10 +42,15 @@ def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
     return found
 
 
-def fair_rates(cluster: Cluster, active: set[Pair]) -> dict[Pair, float]:
+def fair_rates(
+    cluster: Cluster,
+    active: set[Pair],
+    known: dict[object, tuple[float, set[Pair]]] | None = None,
+) -> dict[Pair, float]:
     """Max-min fair: all rates rise together; a pair stops when it or something it uses is full."""
     bandwidth = cluster.network.bandwidth_bytes_per_s
-    shared = [(capacity, pairs & active) for capacity, pairs in resources(cluster).values()]
+    found = resources(cluster) if known is None else known
+    shared = [(capacity, pairs & active) for capacity, pairs in found.values()]
     rates: dict[Pair, float] = {}
     rising = set(active)
     while rising:
@@ -115,6 +120,9 @@ class Reference:
     step_end: dict[int, float] = field(default_factory=dict)
     op_times: dict[tuple[int, str, int, int], tuple[float, float]] = field(default_factory=dict)
     round_times: list[tuple[int, int, int, float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.resources = resources(self.plan.cluster)
 
     def run(self) -> Reference:
         """Simulate until all steps have ended."""
@@ -304,7 +312,7 @@ class Reference:
     def advance(self) -> None:
         """Advance to the time of the next event."""
         active = {p for p, messages in self.queue.items() if messages}
-        rates = fair_rates(self.plan.cluster, active)
+        rates = fair_rates(self.plan.cluster, active, self.resources)
         ends = [self.now + self.queue[p][0].left / rates[p] for p in active]
         speed = [self.round_rate(one, rates) for one in self.sending]
         ends += [

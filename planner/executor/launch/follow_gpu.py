@@ -21,6 +21,7 @@ from planner.executor.launch.process import die_with_parent, exit_now, init_proc
 from planner.executor.launch.setup import first_gpu, torch_device
 from planner.executor.tensor_parallel.gpu_group import GpuGroup, LeaderLostError
 from planner.executor.tensor_parallel.gpu_stage import GpuStage, follow
+from planner.executor.tensor_parallel.sharded_gpu_stage import ShardedGpuStage
 from planner.training_plan.file import load_plan
 from planner.utils.refusal import Refusal
 
@@ -38,8 +39,9 @@ def main() -> int:
     device = torch_device(config.device, first_gpu(plan, config.devices) + index, shared=False)
     store = TCPStore(LOOPBACK, int(os.environ[STORE_PORT]))
     group = GpuGroup(store, index, size, device)
+    stage_type = ShardedGpuStage if plan.shards_optimizer else GpuStage
     follow(
-        GpuStage(
+        stage_type(
             plan,
             int(os.environ[RANK]),
             device,

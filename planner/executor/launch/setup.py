@@ -62,6 +62,7 @@ from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, make_router
 from planner.executor.tensor_parallel.gpu_group import GpuGroup
 from planner.executor.tensor_parallel.gpu_stage import LeaderStage
+from planner.executor.tensor_parallel.sharded_gpu_stage import ShardedLeaderStage
 from planner.executor.transport.store import STARTED_KEY, StoreAddress
 from planner.huggingface.export import Export
 from planner.huggingface.weights import load_weights, weight_digests
@@ -174,7 +175,8 @@ class RunState:
         self.gpu_processes = GpuProcesses(arguments, rank, size, SUM_BYTES * numel, fail)
         # after the processes have started: it waits for them
         group = GpuGroup(self.gpu_processes.store, 0, size, self.device)
-        return LeaderStage(
+        stage_type = ShardedLeaderStage if plan.shards_optimizer else LeaderStage
+        return stage_type(
             plan,
             rank,
             self.device,

@@ -6,10 +6,13 @@ parameter. The fp32 parameters are a field, too: what all devices have may be ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from planner.training_plan.shares import Range
 
 MASTER = "parameter"
 """Field of the fp32 parameters."""
@@ -17,18 +20,52 @@ SEGMENT = "optimizer@"
 """Begins the keys of parts."""
 
 
-def segment_key(field: str, name: str, start: int) -> str:
-    """Key of a part of a field of a parameter."""
-    return f"{SEGMENT}{start}/{field}/{name}"
+class Segment(NamedTuple):
+    """A part of a parameter.
+
+    Attributes
+    ----------
+    part
+        Of the flattened parameter.
+    range
+        Its place in the stage's vector.
+    """
+
+    name: str
+    part: slice
+    range: Range
+
+    def key(self, field: str) -> str:
+        """Its key for a field."""
+        return f"{SEGMENT}{self.part.start}/{field}/{self.name}"
+
+    def find(self, state_dict: Mapping[str, Tensor], field: str) -> Tensor:
+        """Its field, or the same part of the whole parameter's."""
+        if (own := state_dict.get(self.key(field))) is not None:
+            return own
+        key = f"{MASTER}/{self.name}" if field == MASTER else f"optimizer/{field}/{self.name}"
+        whole = state_dict[key].reshape(-1)
+        return whole if field == "step" else whole[self.part]
 
 
-def segment_of(state_dict: Mapping[str, Tensor], field: str, name: str, part: slice) -> Tensor:
-    """A part of a field, from the same part or from the field of the whole parameter."""
-    if (own := state_dict.get(segment_key(field, name, part.start))) is not None:
-        return own
-    key = f"{MASTER}/{name}" if field == MASTER else f"optimizer/{field}/{name}"
-    whole = state_dict[key].reshape(-1)
-    return whole if field == "step" else whole[part]
+def segments_of(named: Mapping[str, Tensor], ranges: Iterable[Range]) -> list[Segment]:
+    """Parts of parameters in parts of the vector in which these follow each other."""
+    segments = []
+    for start, stop in ranges:
+        offset = 0
+        for name, parameter in named.items():
+            begin, end = max(start, offset), min(stop, offset + parameter.numel())
+            if begin < end:
+                part = slice(begin - offset, end - offset)
+                segments.append(Segment(name, part, (begin, end)))
+            offset += parameter.numel()
+    return segments
+
+
+def fields_in(state_dict: Mapping[str, Tensor]) -> list[str]:
+    """Fields of AdamW's state that it has; none before the first step."""
+    kinds = {key.rpartition("/")[0].rpartition("/")[2] for key in state_dict}
+    return [field for field in ("step", "exp_avg", "exp_avg_sq") if field in kinds]
 
 
 def joined_segments(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,9 +49,10 @@ class ShardedAggregator(Aggregator):
         # a matrix that two stages share is averaged by their devices alone
         self.parameter_names = list(named)[tied_numel(plan, stage) > 0 :]
         self._shard = OptimizerShard(
-            [(name, named[name]) for name in self.parameter_names],
-            list(owned_ranges(plan, rank, len(self._vector), 0).values()),
+            {name: named[name] for name in self.parameter_names},
+            owned_ranges(plan, rank, len(self._vector), 0).values(),
             optimizer_config,
+            self._vector.device,
         )
         self._optimizer_config, self._step = optimizer_config, 0
         self._scales_loss = plan.workload.precision.scales_loss
@@ -69,7 +70,7 @@ class ShardedAggregator(Aggregator):
         """Take an optimizer step, unless a gradient overflowed, and put parameters in its place."""
         if not self._scales_loss or (norm is not None and math.isfinite(norm)):
             self._optimizer_config.set_lr(self._shard.optimizer, self._step)
-            self._shard.step(self.gradients)
+            self._shard.step(self._vector, self._vector)
         self.write_parameters()
 
     def write_parameters(self) -> None:

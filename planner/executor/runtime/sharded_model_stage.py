@@ -7,38 +7,18 @@ reduced gradients and writes the parameters in their place, which are then sprea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from planner.executor.comm.comm_plan import owned_ranges
-from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig, state_tensors
-from planner.executor.runtime.optimizer_segments import MASTER, segment_key, segment_of
+from planner.executor.runtime.optimizer_segments import MASTER, Segment, fields_in, segments_of
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import Range
-
-
-class _Segment(NamedTuple):
-    """A part of a parameter that a device updates.
-
-    Attributes
-    ----------
-    start
-        Its first element in the flattened parameter.
-    range
-        Its place in the stage's vector.
-    value
-        fp32 values, of two dimensions if it is part of a matrix: norms have no weight decay.
-    """
-
-    name: str
-    start: int
-    range: Range
-    value: nn.Parameter
 
 
 class OptimizerShard:
@@ -50,75 +30,91 @@ class OptimizerShard:
         Parameters in the order of the stage's vector.
     ranges
         Parts of that vector.
+    device
+        Where to hold them.
     """
 
     def __init__(
         self,
-        named: Sequence[tuple[str, nn.Parameter]],
-        ranges: Sequence[Range],
+        named: Mapping[str, Tensor],
+        ranges: Iterable[Range],
         config: OptimizerConfig,
+        device: torch.device,
     ) -> None:
-        self.segments = [segment for part in ranges for segment in _segments(named, part)]
+        self._segments = segments_of(named, ranges)
+        self._values: list[nn.Parameter] = []
+        for segment in self._segments:
+            whole = named[segment.name].detach()
+            value = whole.reshape(-1)[segment.part].to(device, copy=True)
+            # two dimensions for a part of a matrix: norms have no weight decay
+            self._values.append(nn.Parameter(value.view(1, -1) if whole.dim() > 1 else value))
         # a share may be empty, which optimizers of PyTorch refuse
-        values = [segment.value for segment in self.segments]
-        self.optimizer = config.make(values or [nn.Parameter(torch.empty(0))])
+        self.optimizer = config.make(self._values or [nn.Parameter(torch.empty(0))])
 
-    def step(self, gradients: GradientBuffer) -> None:
-        """Take an optimizer step with the reduced gradients."""
-        for segment in self.segments:
-            part = gradients.device_tensor[slice(*segment.range)]
-            if gradients.current is not gradients.device_tensor:
-                part.copy_(gradients.current[slice(*segment.range)])
-            segment.value.grad = part.view_as(segment.value)
+    def step(self, gradients: Tensor, scratch: Tensor) -> None:
+        """Take an optimizer step with the reduced gradients.
+
+        Parameters
+        ----------
+        scratch
+            Vector on the device, at least as long as the share, if the gradients are elsewhere.
+        """
+        offset = 0
+        for segment, value in self._pairs():
+            part = gradients[slice(*segment.range)]
+            if part.device != value.device:
+                part = scratch[offset : offset + value.numel()].copy_(part)
+                offset += value.numel()
+            value.grad = part.view_as(value)
         self.optimizer.step()
-        for segment in self.segments:
-            segment.value.grad = None
+        for value in self._values:
+            value.grad = None
 
-    def write(self, vector: Tensor) -> None:
-        """Write the parameters into the vector."""
-        for segment in self.segments:
-            vector[slice(*segment.range)].copy_(segment.value.detach().reshape(-1))
+    def write(self, vector: Tensor, field: str = MASTER) -> None:
+        """Write the parameters, or a field of their state, into the stage's vector."""
+        for segment, value in self._pairs():
+            held = value.detach() if field == MASTER else self.optimizer.state[value][field]
+            vector[slice(*segment.range)].copy_(held.reshape(-1))
+
+    def read(self, vector: Tensor, field: str, optimizer_steps: int) -> None:
+        """Read the parameters, or a field of their state, from the stage's vector."""
+        for segment, value in self._pairs():
+            part = vector[slice(*segment.range)].view_as(value)
+            if field == MASTER:
+                value.data.copy_(part)
+            else:
+                state = self.optimizer.state[value]
+                state[field] = part.to(value.device, copy=True)
+                state["step"] = torch.tensor(float(optimizer_steps), device=value.device)
 
     @property
     def tensors(self) -> list[Tensor]:
         """Parameters and moments."""
-        return [*(segment.value for segment in self.segments), *state_tensors(self.optimizer)]
+        return [*self._values, *state_tensors(self.optimizer)]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Its part of a checkpoint."""
         tensors = {}
-        for name, start, _, value in self.segments:
-            tensors[segment_key(MASTER, name, start)] = value.detach().reshape(-1)
+        for segment, value in self._pairs():
+            tensors[segment.key(MASTER)] = value.detach().reshape(-1)
             for field, state in self.optimizer.state[value].items():
-                tensors[segment_key(field, name, start)] = torch.as_tensor(state).reshape(-1)
+                tensors[segment.key(field)] = torch.as_tensor(state).reshape(-1)
         return tensors
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore parameters and moments, also from the state of whole parameters."""
-        kinds = {key.rpartition("/")[0].rpartition("/")[2] for key in state_dict}
-        fields = [field for field in ("step", "exp_avg", "exp_avg_sq") if field in kinds]
-        for name, start, _, value in self.segments:
-            part = slice(start, start + value.numel())
+        fields = fields_in(state_dict)
+        for segment, value in self._pairs():
             with torch.no_grad():
-                value.copy_(segment_of(state_dict, MASTER, name, part).view_as(value))
+                value.copy_(segment.find(state_dict, MASTER).view_as(value))
             state: dict[str, Any] = {}
             for field in fields:
-                found = segment_of(state_dict, field, name, part).to(value.device, copy=True)
+                found = segment.find(state_dict, field).to(value.device, copy=True)
                 state[field] = found.reshape(()) if field == "step" else found.view_as(value)
             self.optimizer.state[value] = state
 
-
-def _segments(named: Sequence[tuple[str, nn.Parameter]], part: Range) -> Iterator[_Segment]:
-    """Parts of parameters in a part of the vector."""
-    offset = 0
-    for name, parameter in named:
-        begin = max(part[0], offset)
-        end = min(part[1], offset + parameter.numel())
-        if begin < end:
-            values = parameter.detach().reshape(-1)[begin - offset : end - offset].clone()
-            value = nn.Parameter(values.view(1, -1) if parameter.dim() > 1 else values)
-            yield _Segment(name, begin - offset, (begin, end), value)
-        offset += parameter.numel()
+    def _pairs(self) -> Iterator[tuple[Segment, nn.Parameter]]:
+        return zip(self._segments, self._values, strict=True)
 
 
 class ShardedModelStage(ModelStage):
@@ -127,8 +123,8 @@ class ShardedModelStage(ModelStage):
     def _make_optimizer(self, plan: TrainingPlan, rank: int) -> torch.optim.Optimizer:
         numel = len(self.module.gradients)
         owned = owned_ranges(plan, rank, numel, self.module.tied_numel).values()
-        named = self.module.named_in_averaging_order()
-        self._shard = OptimizerShard(named, list(owned), self.optimizer_config)
+        named = dict(self.module.named_in_averaging_order())
+        self._shard = OptimizerShard(named, owned, self.optimizer_config, self.device)
         return self._shard.optimizer
 
     @property
@@ -149,7 +145,7 @@ class ShardedModelStage(ModelStage):
 
     def _apply_gradients(self, scale: float | None) -> None:
         self.optimizer_config.set_lr(self.optimizer, self._step)
-        self._shard.step(self.gradients)
+        self._shard.step(self.gradients.current, self.gradients.device_tensor)
 
     def receive_parameters(self) -> None:
         """Use the parameters that have been spread."""

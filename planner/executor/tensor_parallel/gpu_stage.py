@@ -32,8 +32,10 @@ from planner.training_plan.schedule import Schedule
 KINDS = "FHB"
 PARAMETER = "parameter"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-FIELDS = (PARAMETER, *MOMENTS, outer.PARAMETER, outer.MOMENTUM)
-"""State of a parameter: itself, AdamW's moments, and of the outer optimizer."""
+OWNED = "owned parameter"
+FIELDS = (PARAMETER, *MOMENTS, outer.PARAMETER, outer.MOMENTUM, OWNED)
+"""State of a parameter: itself, AdamW's moments, of the outer optimizer, and in fp32 where only a
+share of the optimizer state is held."""
 COMMAND_LENGTH = 4
 
 
@@ -88,10 +90,7 @@ class GpuStage(ModelStage):
         compiled: bool = False,
     ) -> None:
         module = ShardedStageModule(plan, rank, device, group, compiled=compiled)
-        super().__init__(plan, rank, device, optimizer_config, data=data, module=module)
         self.group = group
-        # only the leader averages, whole vectors
-        self.gradients = GradientBuffer(module.gradients)
         whole = whole_parameters(plan, plan.stage_of[rank])
         shapes = {name: parameter.shape for name, parameter in whole.items()}
         sizes = [shape.numel() for shape in shapes.values()]
@@ -103,6 +102,9 @@ class GpuStage(ModelStage):
             name: part.view(shape)
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
+        super().__init__(plan, rank, device, optimizer_config, data=data, module=module)
+        # only the leader averages, whole vectors
+        self.gradients = GradientBuffer(module.gradients)
         stage, stages = plan.stage_of[rank], len(plan.stage_layers)
         is_last, sends_to_head = stage == stages - 1, plan.head_stage < stages - 1
         self._sends = {"F": not is_last or sends_to_head, "B": stage > 0, "H": sends_to_head}
@@ -366,10 +368,7 @@ class LeaderStage(GpuStage):
         if load_weights is not None:
             layers = plan.stage_layers[plan.stage_of[rank]]
             load_weights(require_executable(plan), *layers, self._whole)
-            self._spread(PARAMETER)
-            if self.outer is not None:
-                self._spread(outer.PARAMETER)
-                self._snapshot_all()
+            self._spread_loaded()
         self._worker_gradients = WorkerGradients(
             self.module.gradients, self.exchanged, self._collect
         )
@@ -502,6 +501,13 @@ class LeaderStage(GpuStage):
     def stop(self) -> None:
         """End the processes of the other GPUs."""
         self._send(Command.STOP)
+
+    def _spread_loaded(self) -> None:
+        """Let all GPUs begin with the weights in the exchanged vector."""
+        self._spread(PARAMETER)
+        if self.outer is not None:
+            self._spread(outer.PARAMETER)
+            self._snapshot_all()
 
     def _snapshot_all(self) -> None:
         self._send(Command.TAKE_SNAPSHOT)
