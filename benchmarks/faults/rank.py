@@ -26,6 +26,7 @@ import planner.executor.rendezvous.connect as opening
 import planner.executor.rendezvous.rendezvous as binding
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.comm.stage_averager import StageAverager
+from planner.executor.elastic.shard_mover import ShardMover
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.process import exit_now
@@ -38,6 +39,9 @@ from planner.executor.transport.connections import ChannelKind, Connections
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
 """Phases of runs that do so."""
+SPREADING, MOVING = "spreading", "moving"
+"""Before parameters that were updated in shards are spread; while optimizer state is moved after
+the loss of the first of two devices."""
 COUNTED, LEAVING = "counted", "leaving"
 """After the samples of a change were reported; after the last step, before all ranks know it."""
 FAULTS = ("kill", "stop", "cut", "hold", "tear")
@@ -57,9 +61,12 @@ class Fault:
     ----------
     given
         As the first word has it.
+    is_first
+        Whether this is the first of the devices to which it happens.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], *, is_first: bool) -> None:
+        self._is_first = is_first
         self._given, self._folder = options, Path(options["folder"])
         self._steps = -1
         self._done = False
@@ -83,13 +90,19 @@ class Fault:
         if phase == OUTER:  # its mean is there
             self._before(StoreStepCommitter, "commit_outer_step", lambda *_: self._due())
             return
+        if phase == SPREADING:
+            self._before(StageAverager, "run", lambda *a: self._due() and a[-1] == slice(-1, None))
+            return
+        if phase == MOVING and not self._is_first:
+            self._before(ShardMover, "_exchange", lambda *_: True)
+            return
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
             return
         if phase == EVALUATING:
             self._before(Evaluation, "_sum_losses", lambda *_: self._due())
             return
-        if phase == "averaging":
+        if phase in ("averaging", MOVING):
             self._before(StageAverager, "prepare", lambda *_: self._due())
             self._before(GradientBuffer, "to_host", lambda *_: self._due())
             return
@@ -178,8 +191,9 @@ def main(argv: Sequence[str]) -> int:
     happened = (Path(options["folder"]) / "when").exists()
     if local_device_name(devices) == options.get("late"):
         _count_late(float(options["late_s"]))
-    if local_device_name(devices) in options["device"].split(BOTH) and not happened:
-        Fault(options).prepare()
+    hurt = options["device"].split(BOTH)
+    if (name := local_device_name(devices)) in hurt and not happened:
+        Fault(options, is_first=name == hurt[0]).prepare()
     return entry.main(command)
 
 

@@ -82,8 +82,8 @@ GROUPS = {
     ),
     "model": ("--microbatch-samples", "--precision"),
     "layout (which device holds which layers)": (
-        *("--tensor-parallel", "--optimizer-shards", "--stages", "--pipelines"),
-        *("--stage-layers", "--wiring"),
+        *("--tensor-parallel", "--optimizer-shards", "--optimizer-copies"),
+        *("--stages", "--pipelines", "--stage-layers", "--wiring"),
         *("--recompute", "--head", "--schedule", "--in-flight", "--smoothing", "--told"),
     ),
     "paths that skip stages": (
@@ -141,6 +141,14 @@ def _add_layout(sub: Arguments) -> None:
         default=1,
         help="each device of a stage holds at most one part in N of the stage's fp32 parameters "
         "and moments (ZeRO, stage 1), or the best number with auto; default %(default)s",
+    )
+    sub.add_argument(
+        "--optimizer-copies",
+        metavar="N",
+        type=int,
+        default=1,
+        help="devices of a stage that have each part of its optimizer state, at least: with 2, "
+        "--elastic runs go on without a lost device; default %(default)s",
     )
     sub.add_argument(
         "--stages",
@@ -387,6 +395,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
     return PlanRequest(
         tensor_parallel=args.tensor_parallel,
         optimizer_shards=args.optimizer_shards,
+        optimizer_copies=args.optimizer_copies,
         stages=args.stages,
         wiring=args.wiring,
         routing=_routing(args),

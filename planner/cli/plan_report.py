@@ -165,9 +165,13 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             "as many."
         )
     if (shards := plan.workload.optimizer_shards) > 1:
+        copies = ""
+        if plan.optimizer_copies > 1:
+            copies = f"; {plan.optimizer_copies} groups of each stage have all of them"
         yield (
             f"Each device holds at most 1/{shards} of its stage's fp32 parameters and moments, "
-            "updates them, and sends the parameters to the others. Bounds are for such plans."
+            f"updates them, and sends the parameters to the others{copies}. Bounds are for such "
+            "plans."
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."

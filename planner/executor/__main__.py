@@ -68,9 +68,7 @@ def _run(config: RunConfig, detector: FailureDetector) -> int:
         return _run_elastic(state, plan, detector)
     result = train(state, plan)
     if state.export is not None:
-        if plan.shards_optimizer:
-            assert isinstance(state.runtime, ShardedModelStage | ShardedAggregator)
-            spread_in_fp32(plan, state.ranks, state.runtime)
+        _spread_rounded(state, plan, state.ranks)
         export_trained(state.export.for_plan(result.plan), state.ranks, state.model_stage)
     _finish(state, state.ranks, result)
     return 0
@@ -95,10 +93,18 @@ def _run_elastic(state: RunState, plan: TrainingPlan, detector: FailureDetector)
         return 0
     with elastic.after_last_step("the model is not written"):
         if state.export is not None:
+            _spread_rounded(state, elastic.plan, elastic.ranks)
             export_trained(state.export.for_plan(elastic.plan), elastic.ranks, state.model_stage)
     with elastic.after_last_step():
         _finish(state, elastic.ranks, TrainResult(elastic.plan, elastic.worker, last))
     return 0
+
+
+def _spread_rounded(state: RunState, plan: TrainingPlan, ranks: RankGroup) -> None:
+    """Give all devices the fp32 parameters of which they use rounded ones; a collective call."""
+    if any(group.dtype for rounds in plan.averaging for group in rounds[-1]):
+        assert isinstance(state.runtime, ShardedModelStage | ShardedAggregator)
+        spread_in_fp32(plan, ranks, state.runtime, "export/spread")
 
 
 def _finish(state: RunState, ranks: RankGroup, result: TrainResult) -> None:

@@ -78,6 +78,7 @@ def stage_averaging(
                 hierarchical=may_be_hierarchical,
                 two_frequency=two_frequency,
                 optimizer_shards=w.optimizer_shards,
+                optimizer_copies=request.optimizer_copies,
                 spread_dtype=w.spread_dtype(start),
             ),
             size,
@@ -97,6 +98,7 @@ def stage_averaging(
                 codec,
                 hierarchical=may_be_hierarchical,
                 optimizer_shards=w.optimizer_shards,
+                optimizer_copies=request.optimizer_copies,
                 # the first stage has it too
                 spread_dtype=w.spread_dtype(0),
             )

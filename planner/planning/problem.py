@@ -106,7 +106,9 @@ class PlanningProblem:
         cluster, workload = tensor_parallel_workers(cluster, workload, request.tensor_parallel)
         if isinstance(request.optimizer_shards, str):
             raise ProblemError("optimizer_shards is 'auto', which planner.plan resolves; give 1")
-        workload = _with_shards(cluster, workload, request.optimizer_shards)
+        workload = _with_shards(
+            cluster, workload, request.optimizer_shards, request.optimizer_copies
+        )
         if request.within is not None:
             _require_regions(cluster)
         _require_format(cluster, workload)
@@ -141,14 +143,15 @@ class PlanningProblem:
         return cls(cluster.subset(able.tolist()), workload, request, seed, cluster)
 
 
-def _with_shards(cluster: Cluster, workload: Workload, shards: int) -> Workload:
+def _with_shards(cluster: Cluster, workload: Workload, shards: int, copies: int) -> Workload:
     """The workload with optimizer state in shards, of which each needs a device of the stage."""
     devices = cluster.devices
     able = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
-    if shards > 1 and able < shards:
+    if shards * copies > max(able, 1):
+        times = f" with optimizer_copies {copies}" if copies > 1 else ""
         raise ProblemError(
-            f"optimizer_shards is {shards}, and {counted(able, 'device')} can compute and "
-            "aggregate, of which each stage needs as many; give fewer"
+            f"optimizer_shards is {shards}{times}, and {counted(able, 'device')} can compute and "
+            f"aggregate, of which each stage needs {shards * copies}; give fewer"
         )
     try:
         return workload.replace(optimizer_shards=shards)

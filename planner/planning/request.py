@@ -198,6 +198,7 @@ _RULES: dict[str, _Rule] = {
     "routing": _instance(Routing),
     "tensor_parallel": _number_or_auto,
     "optimizer_shards": _number_or_auto,
+    "optimizer_copies": _whole(1),
 }
 
 _KINDS: dict[str, tuple[PlanKind, ...]] = {
@@ -318,6 +319,10 @@ class PlanRequest:
         moments, updates it, and sends the parameters to the others (ZeRO, stage 1): 1 by default,
         all of them on every device, or ``"auto"`` to search. Every stage has as many devices at
         least. Changes no result; replaces the workload's number.
+    optimizer_copies
+        Devices of a stage that have each part of its optimizer state, at least, so that the
+        executor can go on without a lost one (``--elastic``): 1 by default. With shards the devices
+        of a stage form as many groups, of which each has all parts.
 
     Raises
     ------
@@ -357,6 +362,7 @@ class PlanRequest:
     routing: Routing = field(default_factory=Routing)
     tensor_parallel: int | Literal["auto"] = 1
     optimizer_shards: int | Literal["auto"] = 1
+    optimizer_copies: int = 1
 
     def __repr__(self) -> str:
         changed = [f"{name}={reprlib.repr(value)}" for name, value in self._changed().items()]
@@ -564,6 +570,11 @@ class PlanRequest:
         return self.averaging == ShareRule.ADAPTIVE or (
             self.averaging is None and self.kind is not PlanKind.PARTIAL_PATHS
         )
+
+    @property
+    def in_copies(self) -> bool:
+        """Whether groups of each stage hold all of its optimizer state."""
+        return self.optimizer_shards != 1 and self.optimizer_copies > 1
 
     @property
     def head_place(self) -> Head:

@@ -75,12 +75,13 @@ def shard_counts(cluster: Cluster, workload: Workload, request: PlanRequest) -> 
     """Numbers of optimizer shards to try: powers of two, and the number of straight pipelines."""
     assert isinstance(request.tensor_parallel, int)
     devices = tensor_parallel_workers(cluster, workload, request.tensor_parallel)[0].devices
-    n = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
+    able = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
+    n = max(able // request.optimizer_copies, 1)
     most = n
     if request.kind is PlanKind.STRAIGHT and isinstance(request.stages, int):
         most = max(n // request.stages, 1)
     elif request.kind is PlanKind.STRAIGHT and request.pipelines is not None:
-        most = request.pipelines
+        most = max(request.pipelines // request.optimizer_copies, 1)
     fixed = {most} if most < n else set()
     return sorted({2**k for k in range(most.bit_length())} | fixed)
 

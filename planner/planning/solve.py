@@ -204,6 +204,7 @@ def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBo
         every_steps=request.sync_every,
         aggregators_in=problem.aggregators_in,
         two_frequency=request.within is not None,
+        in_copies=request.in_copies,
         measured=request.calibration is not None,
     )
 

@@ -374,6 +374,13 @@ class TrainingPlan:
         return self.workload.optimizer_shards > 1
 
     @property
+    def optimizer_copies(self) -> int:
+        """Devices of a stage, or groups of them, that have all of its optimizer state, at least."""
+        if not self.shards_optimizer:
+            return min(map(len, self.assignment.groups))
+        return min(len(rounds[-1]) for rounds in self.averaging)
+
+    @property
     def stage_updated_by(self) -> dict[int, int]:
         """Stage of each device that updates parameters: with shards, also of aggregators."""
         return self.stage_of | (self.averages_for if self.shards_optimizer else {})

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
-from planner.training_plan.slice_owners import exchanged, slice_owners
+from planner.training_plan.slice_owners import exchanged, rounds_of_copies, slice_owners
+from planner.utils.text import counted
 
 
 def one_round(
@@ -72,6 +74,37 @@ def two_frequency_rounds(plan: TrainingPlan, stage: int, gone: Collection[int]) 
         ),
     )
     return tuple(groups), exchange, spread_groups
+
+
+def owner_rounds(plan: TrainingPlan, entry: int, gone: Collection[int]) -> StageAveraging:
+    """Rounds of the remaining devices that own shares of the optimizer state.
+
+    As many groups as before hold all of it, or two, or one, as the number of devices allows.
+    """
+    able = np.asarray(plan.cluster.devices.can_aggregate)
+    shards, (*_, spread) = plan.workload.optimizer_shards, plan.averaging[entry]
+    groups = [tuple(d for d in group.members if d not in gone) for group in spread]
+    members = sorted(d for group in groups for d in group)
+    # those that own nothing come last
+    members.sort(key=lambda d: not able[d])
+    for choice in (groups, [members[::2], members[1::2]], [members]):
+        if all(able[list(group)].sum() >= shards for group in choice):
+            return _rounds_of_owners(plan, choice, spread[0].dtype)
+    what = f"stage {entry}" if entry < len(plan.stage_layers) else "the matrix of two stages"
+    raise PlanError(
+        f"{what} has {counted(able[members].sum(), 'device')} left that can aggregate, and "
+        f"optimizer state in {shards} shards needs as many"
+    )
+
+
+def _rounds_of_owners(
+    plan: TrainingPlan, groups: Sequence[Sequence[int]], dtype: Dtype | None
+) -> StageAveraging:
+    if len(groups) > 1:
+        return rounds_of_copies(plan.cluster, groups, dtype)
+    members = tuple(groups[0])
+    group = replace(_all(members, _shares(plan, members, {})), phase=Phase.REDUCE)
+    return (group,), (replace(group, phase=Phase.SPREAD, dtype=dtype),)
 
 
 def _require_sums(plan: TrainingPlan, stage: int, members: Sequence[int]) -> None:

@@ -13,7 +13,12 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.rebuild import list_schedule, one_round, two_frequency_rounds
+from planner.training_plan.rebuild import (
+    list_schedule,
+    one_round,
+    owner_rounds,
+    two_frequency_rounds,
+)
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
@@ -21,6 +26,12 @@ from planner.workload.compute_times import FIELDS, ComputeTimes
 
 def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
     """Refuse a plan from which devices cannot be removed."""
+    if plan.shards_optimizer and plan.optimizer_copies < 2:
+        raise PlanError(
+            f"--elastic: optimizer state is in {plan.workload.optimizer_shards} shards, of which a "
+            "lost device has one that no other has; plan with --optimizer-copies 2, or leave "
+            "--elastic out and write checkpoints"
+        )
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
             "--elastic: --checkpoint: with sync.delayed, an outer step ends one step late, and the "
@@ -56,8 +67,9 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
 
     Each microbatch of a lost device goes to the device of its stage that would finish it first; all
     others stay. Devices hold no more microbatches in flight than before. Stages that lost a device
-    average in one round, or at two frequencies as before; shares keep their proportions. Predicted
-    times are the old plan's.
+    average in one round, or at two frequencies as before; shares keep their proportions. Optimizer
+    state in shards is shared by the others, in several copies where enough remain. Predicted times
+    are the old plan's.
     """
     ids = plan.cluster.network.ids
     for name in lost:
@@ -66,7 +78,7 @@ def remove_devices(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
     gone = {ids.index(name) for name in lost}
     if not gone:
         return plan
-    if plan.shards_optimizer:
+    if plan.shards_optimizer and plan.optimizer_copies < 2:
         raise PlanError(
             "optimizer state is in shards, of which a lost device had one that no other has; plan "
             "again for the remaining devices, and resume from a checkpoint"
@@ -104,7 +116,9 @@ def _averaging(
 ) -> StageAveraging:
     rounds = plan.averaging[stage]
     if any(d in gone for groups in rounds for group in groups for d in group.members):
-        if within(rounds):
+        if plan.shards_optimizer:
+            rounds = owner_rounds(plan, stage, gone)
+        elif within(rounds):
             rounds = two_frequency_rounds(plan, stage, gone)
         else:
             remaining = [d for d in plan.averaged_by(stage) if d not in gone]

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
-from planner.training_plan.averaging_group import WHOLE, AveragingGroup
+from planner.network.dtype import Dtype
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup, StageAveraging
 from planner.training_plan.choices import Phase
 from planner.training_plan.shares import fraction_ends, shares_of
 
@@ -38,6 +39,18 @@ def slice_owners(
         members = (*best[:count], *others)
         spread_groups.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
     return [best[:count] for best in able], tuple(spread_groups)
+
+
+def rounds_of_copies(
+    cluster: Cluster, groups: Sequence[Sequence[int]], dtype: Dtype | None
+) -> StageAveraging:
+    """Rounds of groups of which each holds all optimizer state, and spreads what it updates."""
+    owners, spread = slice_owners(cluster, groups)
+    return (
+        tuple(replace(group, phase=Phase.REDUCE) for group in spread),
+        exchanged(owners, AveragingGroup.equal),
+        tuple(replace(group, dtype=dtype) for group in spread),
+    )
 
 
 def exchanged(

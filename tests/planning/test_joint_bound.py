@@ -26,6 +26,7 @@ from planner.training_plan.choices import Codec, Head
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import Predicted, TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
+from planner.training_plan.slice_owners import rounds_of_copies
 from planner.training_plan.sync import Sync
 from planner.workload import costs
 from planner.workload.compute_times import ComputeTimes
@@ -135,6 +136,36 @@ def test_no_plan_with_optimizer_shards_beats_the_bound(
 ) -> None:
     """Owners with any shares up to their limit, also of sites, and parameters in 16 bits."""
     every_layout(seed, n, layers, count, in_sites=in_sites, shards=shards)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(4, 7), st.integers(1, 2), st.integers(1, 4))
+def test_no_plan_with_copies_of_optimizer_state_beats_the_bound(
+    seed: int, n: int, layers: int, count: int
+) -> None:
+    """Two or more groups that hold all of it, of any devices."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = in_bf16(n, layers, count, rng, 0.0)
+    workload = workload.replace(optimizer_shards=2)
+    bound = joint_bound(cluster, workload, in_copies=True)
+    lasting = long_run_bound_s(cluster, workload, in_copies=True)
+    tried = [(g, split) for g, split in layouts(n, layers) if min(map(len, g)) >= 4]
+    rng.shuffle(tried)
+    for groups, split in tried[:20]:
+        plan = whole_plan(cluster, workload, groups, split, rng)
+        if plan is None:
+            continue
+        averaging = []
+        for entry, rounds in enumerate(plan.averaging):
+            members = rng.permutation(plan.averaged_by(entry)).tolist()
+            count = int(rng.integers(2, len(members) // 2 + 1))
+            parts = [members[k::count] for k in range(count)]
+            averaging.append(rounds_of_copies(plan.cluster, parts, rounds[-1][0].dtype))
+        plan = plan.replace(averaging=tuple(averaging))
+        plan = plan.replace(predicted=simulate_cycle(plan)[0])
+        assert bound is not None
+        assert bound.value <= plan.predicted.step_s * ROUNDING
+        assert lasting <= step_ends_s(plan)[-1] / 4 * ROUNDING
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -19,7 +19,7 @@ from planner.problems import ProblemError
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.remove_devices import remove_devices
+from planner.training_plan.remove_devices import remove_devices, require_elastic
 from planner.training_plan.sync import Sync
 from planner.training_plan.validation import contradictions
 from planner.workload.costs import stage_costs
@@ -167,6 +167,72 @@ def test_what_each_gpu_of_a_worker_has_is_updated_by_one() -> None:
     assert stage_costs(workload, 1, 2).state_bytes == (layer + norms) * 6 + layer * 12 / 2
 
 
+@pytest.mark.parametrize("fields", [{}, {"stages": 2, "wiring": "flow"}, {"stages": 2}])
+@pytest.mark.parametrize("tied", [False, True])
+def test_groups_hold_copies(fields: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    """Two of each part at least, also after the loss of a device where enough remain."""
+    limits = np.random.default_rng(5).uniform(1e7, 1e8, 10)
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=limits)
+    cluster = pl.Cluster(random_network(10, 3), devices)
+    workload = tiny_workload("llama", tied=tied, batch_samples=80)
+    made = pl.plan(
+        cluster, workload, optimizer_shards=2, optimizer_copies=2, stop=pl.Effort(0.05), **fields
+    )
+    plan = made.plan
+    assert plan is not None and made.bound is not None
+    assert plan.optimizer_copies >= 2
+    assert all(len(group) >= 4 for group in plan.assignment.groups)
+    for rounds in plan.averaging:
+        for group in rounds[-1]:
+            assert sum(group.shares) == pytest.approx(1) and max(group.shares) <= 0.5
+    assert pl.check(plan, cluster) == []
+    pl.save_plan(plan, tmp_path / "plan.json")
+    assert pl.check(pl.load_plan(tmp_path / "plan.json")) == []
+    assert made.bound <= plan.predicted.step_s
+    require_elastic(plan)
+    for lost in plan.cluster.network.ids:
+        less = remove_devices(plan, [lost])
+        size = len(plan.assignment.groups[plan.stage_of[plan.cluster.network.index_of(lost)]])
+        assert less.optimizer_copies == (2 if size > 4 else 1)
+        assert list(contradictions(less)) == []
+
+
+def test_copies_are_at_sites_where_their_lines_are_slow() -> None:
+    """Traffic between sites is that of the exchange; each site can go on alone."""
+    workload = tiny_workload(batch_samples=64)
+    made = pl.plan(
+        nodes([4, 4]),
+        workload,
+        stages=1,
+        optimizer_shards=2,
+        optimizer_copies=2,
+        stop=pl.Effort(0.1),
+    )
+    plan = made.plan
+    assert plan is not None and plan.cluster.devices.sites is not None
+    groups = plan.averaging[0][-1]
+    assert sorted({plan.cluster.devices.sites[d] for d in group.members} for group in groups) == [
+        {"node 0"},
+        {"node 1"},
+    ]
+
+
+def test_copies_need_as_many_devices() -> None:
+    cluster = pl.Cluster(random_network(6), pl.Devices(1e9, 16e9))
+    fields: dict[str, Any] = {"optimizer_copies": 2, "stop": pl.MaxIterations(1)}
+    with pytest.raises(ProblemError, match="4 with optimizer_copies 2, and 6 devices can"):
+        pl.plan(cluster, tiny_workload(), optimizer_shards=4, **fields)
+    with pytest.raises(ProblemError, match="2 with optimizer_copies 2, and of 3 devices"):
+        pl.plan(cluster, tiny_workload(), stages=2, optimizer_shards=2, **fields)
+    # all of it on two devices at least
+    whole = pl.plan(cluster, tiny_workload(), **fields).plan
+    assert whole is not None and whole.optimizer_copies >= 2
+    assert shard_counts(cluster, tiny_workload(), pl.PlanRequest(**{"optimizer_copies": 2})) == [
+        1,
+        2,
+    ]
+
+
 def test_workers_of_several_gpus_share() -> None:
     """Both numbers are searched; a worker's GPUs share what it owns."""
     cluster = machines_of([4, 4])
@@ -266,7 +332,9 @@ def test_what_shards_do_not_go_with(fields: dict[str, Any]) -> None:
 
 def test_too_few_devices_for_shards() -> None:
     cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9))
-    with pytest.raises(ProblemError, match="fewer shards, or more pipelines"):
+    with pytest.raises(
+        ProblemError, match="of 2 devices of a stage 2 can aggregate; give fewer, or more"
+    ):
         pl.plan(cluster, tiny_workload(), stages=2, optimizer_shards=4, stop=pl.MaxIterations(1))
     with pytest.raises(ValueError, match="state_bytes_per_parameter is 12 and not 16"):
         tiny_workload().replace(state_bytes_per_parameter=12.0, optimizer_shards=2)

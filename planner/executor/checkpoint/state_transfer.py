@@ -40,11 +40,11 @@ def transfer_state(
         if ranks.rank == source:
             data = model_stage.data
             data_position = None if data is None else list(data.position(steps))
-            _send(connection, model_stage.state_dict(), data_position)
+            _send(connection, model_stage.joining_state(), data_position)
             receive_into(connection, memoryview(bytearray(1)))  # until all is there
         else:
             state, data_position = _receive(connection)
-            model_stage.load_state_dict(state)
+            model_stage.load_joining_state(state)
             if model_stage.data is not None and data_position is not None:
                 model_stage.data.seek(data_position)
             send_all(connection, memoryview(b"!"))

@@ -33,6 +33,7 @@ from planner.executor.elastic.membership import (
     Membership,
 )
 from planner.executor.elastic.membership_events import event_line, membership_events
+from planner.executor.elastic.shard_mover import ShardMover
 from planner.executor.elastic.step_commit import StoreStepCommitter
 from planner.executor.fault_tolerance.shutdown import RunAborted
 from planner.executor.rendezvous.rank_group import RankGroup, close_older
@@ -45,6 +46,7 @@ from planner.executor.runtime.outer_averaging import PendingOuterStep
 from planner.executor.runtime.pipeline import FixedPipeline, Pipeline, head_ranks
 from planner.executor.runtime.progress import Progress
 from planner.executor.runtime.records import StepRecord
+from planner.executor.runtime.sharded_model_stage import ShardedModelStage
 from planner.executor.runtime.stage_module import has_head
 from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.executor.runtime.worker import Worker
@@ -119,11 +121,16 @@ class ElasticRun:
         self._progress, self._checkpoints = progress, checkpoints
         self._held_out, self._device = held_out, device
         self._membership = Membership(ranks, wait_s)
+        self._shard_mover: ShardMover | None = None
+        if isinstance(runtime, ShardedModelStage):
+            has_state = not ranks.joins_late
+            self._shard_mover = ShardMover(plan, ranks.rank, runtime, has_state=has_state)
         self._step = NO_STEP
         self._began_s = time.monotonic()
         self._last_step: _LastStep | None = None
         self._committer: StoreStepCommitter | None = None
         self._outer_step_due = False
+        self._unreported: list[Generation] = []
         self._older_resources: list[ExitStack] = []
         self._heartbeats: Mapping[socket.socket, str] | None = None
 
@@ -179,6 +186,9 @@ class ElasticRun:
     def _run_generation(self, steps: int) -> bool:
         """Run a generation; returns whether all steps are done."""
         generation = self._membership.generation
+        if generation.number:
+            # one that ended before its first step was not reported
+            self._unreported.append(generation)
         self.plan = self._plan_of(generation)
         self.ranks = self._membership.ranks(generation.members.index(self._membership.name))
         self._connect()
@@ -186,6 +196,7 @@ class ElasticRun:
         if self._model_stage is not None:
             self._model_stage.set_plan(self.plan, self.ranks.rank)
         self._transfer_state(generation)
+        self._move_shards(generation)
         self._report_missed_step()
         self._progress.set_plan(self.plan, peak_flops(self.plan, self.ranks, self._device))
         if self._checkpoints is not None:
@@ -202,11 +213,12 @@ class ElasticRun:
             previous=self.worker,
             committer=committer,
         )
-        if self.ranks.rank == 0 and generation.number:
+        for begun in self._unreported if self.ranks.rank == 0 else ():
             for event in membership_events(
-                generation, self._full_plan, time.monotonic() - self._began_s
+                begun, self._full_plan, time.monotonic() - self._began_s
             ):
                 self._progress.between_steps(event_line(event), **event)
+        self._unreported.clear()
         self._began_s = time.monotonic()
         with self._evaluation(generation, steps) or nullcontext() as evaluation:
             # one that a lost device prevented, or that of a run without steps
@@ -297,6 +309,15 @@ class ElasticRun:
             if is_own:
                 self._step = generation.step
 
+    def _move_shards(self, generation: Generation) -> None:
+        """Share optimizer state as this generation's plan does; parameters may be incomplete."""
+        if self._shard_mover is None or not generation.number:
+            return
+        try:
+            self._shard_mover.move(self.plan, self.ranks)
+        except PlanError as error:
+            raise EmptyStageError(_with_reason(generation, str(error))) from None
+
     def _source_of_state(self, generation: Generation, target: int) -> int:
         """A device that has the parameters of a joining one, if possible in lockstep with it."""
         stage = self.plan.stage_of[target]
@@ -322,10 +343,11 @@ class ElasticRun:
         self._last_step = _LastStep(self.worker.record, committer)
         outer_step = step - 1 if sync.delayed else step
         applies_outer = sync.has_pending_outer_step(step) if sync.delayed else sync.due(step)
-        if applies_outer and committer.committed_outer_step < outer_step:
+        if sync.local_steps and applies_outer and committer.committed_outer_step < outer_step:
             self._outer_step_due = True
         else:
-            # committed by all: only a delayed outer step may have to be started again
+            # committed by all: only a delayed outer step may have to be started again, or updated
+            # parameters be spread
             self._step = step + 1
 
     def _step_done(self, record: StepRecord, committer: StoreStepCommitter) -> None:

@@ -262,14 +262,12 @@ class RunConfig:
             require_elastic(plan, None if self.checkpoint is None else self.every)
         if plan.workload.tensor_parallel > 1 and not self.impose:
             self._validate_for_workers(plan)
-        if plan.shards_optimizer:
-            for name in ("elastic", "rebalance"):
-                if self._is_set(name):
-                    raise Refusal(
-                        f"{flag(name)}: each device holds optimizer state that no other has, in "
-                        f"{plan.workload.optimizer_shards} shards; leave it out and write "
-                        "checkpoints, or plan with --optimizer-shards 1"
-                    )
+        if plan.shards_optimizer and self.rebalance is not None:
+            raise Refusal(
+                "--rebalance: each device holds optimizer state that others have not, in "
+                f"{plan.workload.optimizer_shards} shards; leave it out, or plan with "
+                "--optimizer-shards 1"
+            )
         if self.direct is not None and plan.wiring is Wiring.STOCHASTIC:
             raise Refusal(
                 "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"

@@ -207,6 +207,7 @@ class RunState:
             calibrate=self.config.calibrate is not None,
             uses_collectives=self.config.direct is not None,
             writes_checkpoints=self.config.checkpoint is not None,
+            moves_shards=self.config.elastic,
         )
 
     def make_pipeline(self, plan: TrainingPlan, rank: int, runtime: StageRuntime) -> Pipeline:

@@ -75,6 +75,7 @@ def memory_need(
     calibrate: bool = False,
     uses_collectives: bool = False,
     writes_checkpoints: bool = False,
+    moves_shards: bool = False,
 ) -> MemoryNeed:
     """Peak memory of a rank."""
     w, stage = plan.workload, plan.averaged_stage(rank)
@@ -129,6 +130,10 @@ def memory_need(
         # another copy of parameters and moments, and one microbatch
         copy = vector / SUM_BYTES * w.precision.state_bytes
         extra_bytes["calibration"] = max(copy - (in_flight - 1) * costs.saved_bytes, 0.0)
+    if moves_shards and plan.shards_optimizer:
+        # the old share is kept until the new one is there; between steps, without activations
+        share = vector / SUM_BYTES * w.precision.optimizer_bytes / w.optimizer_shards
+        extra_bytes["moving optimizer state"] = max(share - in_flight * costs.saved_bytes, 0.0)
     if on_gpu:
         # collectives add in 16 bits, on a copy
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)

@@ -280,6 +280,14 @@ class ModelStage:
                     part.copy_(state_dict[MEAN + name])
         self.module.cast_weights()
 
+    def joining_state(self) -> dict[str, Tensor]:
+        """What a device that joins the stage receives from another one."""
+        return self.state_dict()
+
+    def load_joining_state(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `joining_state`."""
+        self.load_state_dict(state_dict)
+
     def restart_from_global(self) -> None:
         """Set parameters to those of the last outer step, without later local steps.
 

@@ -121,18 +121,26 @@ class ShardedModelStage(ModelStage):
     """Trains one rank's part of the model, and updates its share of the parameters."""
 
     def _make_optimizer(self, plan: TrainingPlan, rank: int) -> torch.optim.Optimizer:
+        self.shard = self.make_shard(plan, rank)
+        return self.shard.optimizer
+
+    def make_shard(self, plan: TrainingPlan, rank: int) -> OptimizerShard:
+        """The share of a rank, with the current parameters and no moments."""
         numel = len(self.module.gradients)
         owned = owned_ranges(plan, rank, numel, self.module.tied_numel).values()
         named = dict(self.module.named_in_averaging_order())
-        self._shard = OptimizerShard(named, owned, self.optimizer_config, self.device)
-        return self._shard.optimizer
+        return OptimizerShard(named, owned, self.optimizer_config, self.device)
+
+    def use_shard(self, shard: OptimizerShard) -> None:
+        """Update another share from now on."""
+        self.shard, self.optimizer = shard, shard.optimizer
 
     @property
     def _state_tensors(self) -> list[Tensor]:
         # parameters that are only rounded share the memory of their gradients
         weights = {w.untyped_storage().data_ptr(): w for w in self.module.weights}
         weights.pop(self.module.gradients.untyped_storage().data_ptr(), None)
-        return [*weights.values(), *self._shard.tensors]
+        return [*weights.values(), *self.shard.tensors]
 
     def update(self, norm: float | None = None) -> None:
         """Take an optimizer step with the reduced gradients, and put parameters in their place."""
@@ -141,11 +149,11 @@ class ShardedModelStage(ModelStage):
 
     def write_parameters(self) -> None:
         """Write its share of the fp32 parameters into `gradients`."""
-        self._shard.write(self.gradients.current)
+        self.shard.write(self.gradients.current)
 
     def _apply_gradients(self, scale: float | None) -> None:
         self.optimizer_config.set_lr(self.optimizer, self._step)
-        self._shard.step(self.gradients.current, self.gradients.device_tensor)
+        self.shard.step(self.gradients.current, self.gradients.device_tensor)
 
     def receive_parameters(self) -> None:
         """Use the parameters that have been spread."""
@@ -157,18 +165,25 @@ class ShardedModelStage(ModelStage):
                     parameter.copy_(parameter.grad)
         self._after_update()
 
+    def joining_state(self) -> dict[str, Tensor]:
+        """The loss scaler's; a joining device receives parameters and its share otherwise."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_joining_state(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore `joining_state`."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state_dict)
+
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters, and the optimizer state of this device; after a step."""
         tensors = {f"parameter/{name}": p for name, p in self.module.named_parameters()}
-        scaler = {} if self._scaler is None else self._scaler.state_dict()
-        return tensors | self._shard.state_dict() | scaler
+        return tensors | self.shard.state_dict() | self.joining_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`, or that of a device with all optimizer state."""
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(state_dict[f"parameter/{name}"])
-        self._shard.load_state_dict(state_dict)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state_dict)
+        self.shard.load_state_dict(state_dict)
+        self.load_joining_state(state_dict)
         self.module.cast_weights()

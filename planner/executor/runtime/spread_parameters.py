@@ -1,4 +1,4 @@
-"""Spreads the owners' fp32 parameters to all devices of their stages, after the last step."""
+"""Spreads the owners' fp32 parameters to all devices of their stages, outside of steps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from planner.training_plan.model import TrainingPlan
 
 
 def spread_in_fp32(
-    plan: TrainingPlan, ranks: RankGroup, runtime: ShardedModelStage | ShardedAggregator
+    plan: TrainingPlan,
+    ranks: RankGroup,
+    runtime: ShardedModelStage | ShardedAggregator,
+    name: str,
 ) -> None:
-    """Give all devices the fp32 parameters, of which they use rounded ones; a collective call."""
-    if not any(group.dtype for rounds in plan.averaging for group in rounds[-1]):
-        return
+    """Give all devices the fp32 parameters of their stage; a collective call.
+
+    Parameters
+    ----------
+    name
+        Of the connections, used once.
+    """
     tied = runtime.tied_numel
     parts = [(slice(tied, None), stage_averager(plan, ranks.rank))]
     if tied:
         parts.append((slice(tied), tied_averager(plan, ranks.rank)))
     peers = {peer for _, averager in parts for peer in averager.peers}
     keys = duplex_keys(ChannelKind.AVERAGING, peers)
-    with connections_to(ranks, keys, "export") as opened, ranks.error_latch() as error_latch:
+    with connections_to(ranks, keys, name) as opened, ranks.error_latch() as error_latch:
         connections = AveragingConnections(
             duplex_channels(opened, ChannelKind.AVERAGING, ranks.rank), error_latch
         )

@@ -36,23 +36,23 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         owned = owned_ranges(plan, rank, len(self.exchanged), self.module.tied_numel).values()
         self._owned = segments_of(self._whole, owned)
         own = [_part(whole, self.group.index, self.group.size) for whole in owned]
-        self._shard = OptimizerShard(self._whole, own, self.optimizer_config, self.device)
+        self.shard = OptimizerShard(self._whole, own, self.optimizer_config, self.device)
         # before anything else is written there
         self.group.barrier()
-        return self._shard.optimizer
+        return self.shard.optimizer
 
     def update_part(self, scale: float, *, averaged: bool) -> None:
         """Update this GPU's part of the share with the reduced gradients."""
         self.optimizer_config.set_lr(self.optimizer, self._step)
         # this GPU's gradients have been collected
-        self._shard.step(self.exchanged, self.module.gradients)
+        self.shard.step(self.exchanged, self.module.gradients)
 
     def write_state(self, field: str) -> None:
         """Write weights, or a field of the share, into the exchanged vector."""
         if field == PARAMETER:
             super().write_state(field)
             return
-        self._shard.write(self.exchanged, MASTER if field == OWNED else field)
+        self.shard.write(self.exchanged, MASTER if field == OWNED else field)
         self.group.barrier()
 
     def read_state(self, field: str, optimizer_steps: int) -> None:
@@ -60,7 +60,7 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         if field == PARAMETER:
             super().read_state(field, optimizer_steps)
             return
-        self._shard.read(self.exchanged, MASTER if field == OWNED else field, optimizer_steps)
+        self.shard.read(self.exchanged, MASTER if field == OWNED else field, optimizer_steps)
         self.group.barrier()
 
 

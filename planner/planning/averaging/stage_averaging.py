@@ -20,6 +20,7 @@ from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.shares import shares_of
+from planner.training_plan.slice_owners import rounds_of_copies
 from planner.utils.text import counted, joined
 
 MIN_SHARE = 1e-9
@@ -37,6 +38,7 @@ def averaging_rounds(
     hierarchical: bool = False,
     two_frequency: bool = False,
     optimizer_shards: int = 1,
+    optimizer_copies: int = 1,
     spread_dtype: Dtype | None = None,
 ) -> StageAveraging:
     """Rounds of one stage, to which every device contributes.
@@ -59,6 +61,8 @@ def averaging_rounds(
         Whether regions average in every step, and between them every H.
     optimizer_shards
         Above 1: reduced to owners of at most one part in so many, which update and spread it.
+    optimizer_copies
+        Devices that have each part of the optimizer state, at least.
     spread_dtype
         Format of what they spread (`Workload.spread_dtype`).
 
@@ -78,7 +82,16 @@ def averaging_rounds(
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
     Appendix C.
     """
-    unable = [d for d in group if not np.asarray(cluster.devices.can_aggregate)[d]]
+    can_own = np.asarray(cluster.devices.can_aggregate)[list(group)]
+    owners, needed = int(can_own.sum()), optimizer_shards * optimizer_copies
+    if needed > (owners if optimizer_shards > 1 else len(group)):
+        times = f" with optimizer_copies {optimizer_copies}" if optimizer_copies > 1 else ""
+        raise ProblemError(
+            f"optimizer_shards is {optimizer_shards}{times}, and of "
+            f"{counted(len(group), 'device')} of a stage {owners} can aggregate; give fewer, or "
+            "more pipelines"
+        )
+    unable = [d for d, can in zip(group, can_own, strict=True) if not can]
     if shares == ShareRule.EQUAL and unable and len(group) > 1:
         raise ProblemError(
             f"device {cluster.network.ids[unable[0]]!r} cannot aggregate, so shares cannot be "
@@ -97,6 +110,7 @@ def averaging_rounds(
             shares,
             vector_bytes,
             optimizer_shards,
+            optimizer_copies,
             spread_dtype,
             hierarchical=hierarchical,
         )
@@ -135,28 +149,52 @@ def _sharded_rounds(
     shares: str,
     vector_bytes: float,
     shards: int,
+    copies: int,
     spread_dtype: Dtype | None,
     *,
     hierarchical: bool,
 ) -> StageAveraging:
     """Rounds that reduce gradients to the owners of shards, and spread their parameters."""
     can_own = np.asarray(cluster.devices.can_aggregate)[list(members)]
-    if can_own.sum() < shards:
-        raise ProblemError(
-            f"optimizer_shards is {shards}, and of {counted(len(members), 'device')} of a stage "
-            f"{can_own.sum()} can aggregate; give fewer shards, or more pipelines"
-        )
-    rounds = [_owner_rounds(members, shares_of(can_own.astype(float)), spread_dtype)]
-    if shares == ShareRule.ADAPTIVE:
-        limits = np.where(can_own, 1 / shards, 0.0)
-        adaptive = adaptive_owners(cluster, members, limits, spread_dtype)
-        rounds += [] if adaptive is None else [adaptive]
+    rounds: list[StageAveraging] = []
+    if copies > 1:
+        groupings = _groupings(cluster, members, copies)
+        rounds += [
+            rounds_of_copies(cluster, groups, spread_dtype)
+            for groups in groupings
+            if min(sum(can_own[members.index(d)] for d in group) for group in groups) >= shards
+        ]
+    else:
+        rounds.append(_owner_rounds(members, shares_of(can_own.astype(float)), spread_dtype))
+        if shares == ShareRule.ADAPTIVE:
+            limits = np.where(can_own, 1 / shards, 0.0)
+            adaptive = adaptive_owners(cluster, members, limits, spread_dtype)
+            rounds += [] if adaptive is None else [adaptive]
     multi_level = hierarchical_rounds(cluster, members) if hierarchical else None
-    if multi_level is not None and max(multi_level[-1][0].shares) <= 1 / shards:
+    if (
+        multi_level is not None
+        and len(multi_level[-1]) >= copies
+        and max(multi_level[-1][0].shares) <= 1 / shards
+    ):
         *reduced, spread = multi_level
         rounds.append((*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread)))
     links = LinkResources.of(cluster)
     return min(rounds, key=lambda each: rounds_s(each, vector_bytes, links))
+
+
+def _groupings(
+    cluster: Cluster, members: tuple[int, ...], copies: int
+) -> list[list[tuple[int, ...]]]:
+    """Groups of near devices, and groups that each take of everywhere; owners first."""
+    can_own = np.asarray(cluster.devices.can_aggregate)
+    places = cluster.devices.sites or cluster.network.regions
+    ordered = sorted(members, key=lambda d: (not can_own[d], places[d]))
+    owners = int(can_own[list(members)].sum())
+    near = [ordered[owners * k // copies : owners * (k + 1) // copies] for k in range(copies)]
+    for k, d in enumerate(ordered[owners:]):
+        near[k % copies].append(d)
+    mixed = [ordered[k::copies] for k in range(copies)]
+    return [[tuple(sorted(group)) for group in groups] for groups in (near, mixed)]
 
 
 def adaptive_owners(

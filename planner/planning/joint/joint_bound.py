@@ -77,6 +77,7 @@ def joint_bound(
     every_steps: int = 1,
     aggregators_in: Cluster | None = None,
     two_frequency: bool = False,
+    in_copies: bool = False,
     measured: bool = False,
 ) -> StepBound | None:
     """Lower bound in seconds on every plan's step.
@@ -95,6 +96,9 @@ def joint_bound(
         The cluster with the devices that may only reduce gradients; None if there are none.
     two_frequency
         Whether gradients are averaged within regions in every step.
+    in_copies
+        Whether groups of a stage hold all of its optimizer state each, so that it is averaged as
+        between sites.
     measured
         Whether the FLOP/s of ``cluster`` are measured ones, as the basis then states.
 
@@ -103,7 +107,7 @@ def joint_bound(
     StepBound or None
         The bound with its basis and witness; None if no number of devices suffices for a stage.
     """
-    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
+    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency, in_copies=in_copies)
     workload = _of_steps(workload, every_steps)
     require = partial(
         StageRequirements,
@@ -179,6 +183,7 @@ def long_run_bound_s(
     every_steps: int = 1,
     aggregators_in: Cluster | None = None,
     two_frequency: bool = False,
+    in_copies: bool = False,
 ) -> float:
     """Lower bound in seconds per step in the long run; a single step may be shorter.
 
@@ -188,7 +193,7 @@ def long_run_bound_s(
 
     Parameters
     ----------
-    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency
+    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency, in_copies
         As for `joint_bound`.
 
     Returns
@@ -196,7 +201,7 @@ def long_run_bound_s(
     float
         Seconds per step, averaged over H steps.
     """
-    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency)
+    pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency, in_copies=in_copies)
     requirements = StageRequirements(
         pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
     )
@@ -221,6 +226,7 @@ def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float
         every_steps=plan.sync.every_steps,
         aggregators_in=problem.aggregators_in,
         two_frequency=plan.two_frequency,
+        in_copies=problem.request.in_copies,
     )
 
 

@@ -140,6 +140,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
         delayed=request.delayed,
         two_frequency=request.within is not None,
         objective=PlanObjective.of(request),
+        optimizer_copies=request.optimizer_copies,
     )
 
 

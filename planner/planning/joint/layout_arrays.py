@@ -36,7 +36,7 @@ class ModelArrays(NamedTuple):
         Whether the objective is cost, and the value of waiting.
     max_in_flight
         Microbatches between forward and backward that a device may hold.
-    optimizer_shards
+    min_devices
         Least devices of a stage.
     layers_free, recompute_free
         Whether layers may move, and whether stages may recompute where memory is short.
@@ -69,7 +69,7 @@ class ModelArrays(NamedTuple):
     by_cost: bool
     wait_usd_per_s: float
     max_in_flight: float
-    optimizer_shards: int
+    min_devices: int
     layers_free: bool
     recompute_free: bool
     recompute: Bools

@@ -94,7 +94,7 @@ def _stage_period(
     )
     counts = state.counts[j]
     num_classes = len(counts)
-    if counts.sum() < model.optimizer_shards:
+    if counts.sum() < model.min_devices:
         return np.inf
     keeping_room, recomputing_room = 0.0, 0.0
     for c in range(num_classes):

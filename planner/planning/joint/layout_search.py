@@ -103,6 +103,8 @@ class Constraints:
         regions in every step as well.
     objective
         What to minimise.
+    optimizer_copies
+        Devices of a stage that have each part of its optimizer state, at least.
     """
 
     stages: int | None = None
@@ -114,6 +116,7 @@ class Constraints:
     delayed: bool = False
     two_frequency: bool = False
     objective: PlanObjective = STEP_TIME
+    optimizer_copies: int = 1
 
 
 def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> ModelArrays:
@@ -163,7 +166,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         by_cost=constraints.objective.by_cost,
         wait_usd_per_s=constraints.objective.wait_usd_per_s,
         max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
-        optimizer_shards=workload.optimizer_shards,
+        min_devices=workload.optimizer_shards * constraints.optimizer_copies,
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
         recompute=recompute,
@@ -200,7 +203,8 @@ class LayoutSearch:
     ) -> None:
         self.constraints = constraints or Constraints()
         self.workload, self.layers = workload, len(workload.layers)
-        most_groups = int(classes.size.sum()) // workload.optimizer_shards
+        least = workload.optimizer_shards * self.constraints.optimizer_copies
+        most_groups = int(classes.size.sum()) // least
         self.max_stages = max(min(self.layers, most_groups), 1)
         model = model_of(workload, self.constraints, self.max_stages)
         self.classes = classes

@@ -110,7 +110,7 @@ class DevicePool:
     has_aggregators
         Whether other devices may reduce gradients, too.
     hierarchical
-        Whether a stage may average hierarchically.
+        Whether a stage may average hierarchically, or as copies of its optimizer state do.
     regions
         Number of regions in two-frequency averaging; otherwise 0.
     """
@@ -128,12 +128,17 @@ class DevicePool:
 
     @classmethod
     def of(
-        cls, cluster: Cluster, aggregators_in: Cluster | None = None, *, two_frequency: bool = False
+        cls,
+        cluster: Cluster,
+        aggregators_in: Cluster | None = None,
+        *,
+        two_frequency: bool = False,
+        in_copies: bool = False,
     ) -> DevicePool:
         """The devices of a cluster."""
         regions = len(set(cluster.network.regions)) if two_frequency else 0
         n, has_aggregators = len(cluster), aggregators_in is not None
-        hierarchical = has_hierarchy(cluster) and not two_frequency
+        hierarchical = in_copies or (has_hierarchy(cluster) and not two_frequency)
         up, down = device_limits(cluster)
         if n == 1:
             return cls(
