@@ -227,7 +227,7 @@ def test_copies_need_as_many_devices() -> None:
     # all of it on two devices at least
     whole = pl.plan(cluster, tiny_workload(), **fields).plan
     assert whole is not None and whole.optimizer_copies >= 2
-    assert shard_counts(cluster, tiny_workload(), pl.PlanRequest(**{"optimizer_copies": 2})) == [
+    assert shard_counts(cluster, tiny_workload(), pl.PlanRequest(optimizer_copies=2)) == [
         1,
         2,
     ]
