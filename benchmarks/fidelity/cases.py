@@ -90,6 +90,18 @@ def _sites() -> tuple[Cluster, Workload]:
     return Cluster(network, _devices(4e12, sites=sites, **shared)), small_model(64, 2, 1024)
 
 
+def _nested() -> tuple[Cluster, Workload]:
+    two = load_network("aws8_dtfm_worldwide_2022")
+    inside = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 5e8}
+    network = two.replicate({"Oregon": 4, "Virginia": 4}, **inside)
+    machines = [f"{region} {d // 2 % 2}" for d, region in enumerate(network.regions)]
+    within = dict(zip(machines, map(str, network.regions), strict=True))
+    lines = {"Oregon": 6e7, "Virginia": 4e7} | dict.fromkeys(machines, 5e7)
+    shared = {"site_upload_bytes_per_s": lines, "site_download_bytes_per_s": lines}
+    devices = _devices(4e12, sites=machines, site_within=within, **shared)
+    return Cluster(network, devices), small_model(64, 2, 1024)
+
+
 def _regions() -> tuple[Cluster, Workload]:
     two = load_network("aws8_dtfm_worldwide_2022")
     inside = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 3e8}
@@ -119,6 +131,10 @@ SETTINGS = {
     ),
     "shards": Setting("as limits, with a server of 200 MB/s that holds no stage", _server),
     "sites": Setting("five devices behind a line of 60 MB/s, three behind one of 40", _sites),
+    "nested": Setting(
+        "machines of two behind lines of 50 MB/s, two of them behind one of 60 and one of 40",
+        _nested,
+    ),
     "tied": Setting("as bandwidth, of a model with 16,384 words and a tied head", _tied),
     "regions": Setting("two regions of four, 300 MB/s and 0.5 ms inside", _regions),
 }
@@ -192,6 +208,14 @@ CASES = (
     Case("sites", "2 x 4", {"stages": 2}),
     Case("sites", "everything open", {}),
     Case("sites", "1 x 8, 3 shards, adaptive", {**ONE_STAGE, "optimizer_shards": 3}),
+    Case("nested", "1 x 8", {"stages": 1}),
+    Case("nested", "1 x 8, adaptive", ONE_STAGE),
+    Case("nested", "2 x 4, adaptive", {"stages": 2, "averaging": "adaptive"}),
+    Case(
+        "limits",
+        "1 x 8, 2 shards in 2 copies",
+        {**ONE_STAGE, "optimizer_shards": 2, "optimizer_copies": 2},
+    ),
     Case("shards", "2 x 4, 4 shards", {"stages": 2, "optimizer_shards": 4}),
     Case(
         "shards",

@@ -79,7 +79,7 @@ class CheckerLinks(NamedTuple):
     latency_s, max_rate
         ``float[P]``: ``max_rate`` is a pair's bytes per second without other traffic.
     lines
-        ``int[P, 4]``: lines of every pair.
+        ``int[P, k]``: lines of every pair, padded with `NOTHING`.
     capacity
         ``float[L]``: bytes per second of every line.
     """

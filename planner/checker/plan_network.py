@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.cluster import Devices
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
@@ -30,15 +31,26 @@ def pair_rates(plan: TrainingPlan) -> Floats:
         rate = np.minimum(rate, np.asarray(cluster.upload_bytes_per_s)[:, None])
     if cluster.download_bytes_per_s is not None:
         rate = np.minimum(rate, np.asarray(cluster.download_bytes_per_s)[None, :])
-    sites = cluster.devices.sites
-    for site in set(sites or ()):
+    around = sites_around(cluster.devices, len(cluster))
+    for site in {site for sites in around for site in sites}:
         out = (cluster.devices.site_upload_bytes_per_s or {}).get(site, math.inf)
         into = (cluster.devices.site_download_bytes_per_s or {}).get(site, math.inf)
-        inside = np.array([name == site for name in sites or ()])
+        inside = np.array([site in sites for sites in around])
         leaves, enters = np.ix_(inside, ~inside), np.ix_(~inside, inside)
         rate[leaves] = np.minimum(rate[leaves], out)
         rate[enters] = np.minimum(rate[enters], into)
     return np.asarray(rate)
+
+
+def sites_around(devices: Devices, n: int) -> list[list[str]]:
+    """Each device's site, the site around that, and so on."""
+    chains: list[list[str]] = [[] for _ in range(n)]
+    outer = devices.site_within or {}
+    for chain, site in zip(chains, devices.sites or (), strict=False):
+        chain.append(site)
+        while chain[-1] in outer:
+            chain.append(outer[chain[-1]])
+    return chains
 
 
 def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.plan_network import averaged_bytes, averaged_parts, mean_links
+from planner.checker.plan_network import (
+    averaged_bytes,
+    averaged_parts,
+    mean_links,
+    sites_around,
+)
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.network import Network
@@ -296,13 +301,14 @@ class _StepSimulation:
     def _links(self) -> CheckerLinks:
         from planner.checker.event_loop import CheckerLinks
 
-        sites = self.plan.cluster.devices.sites
-        lines = np.full((len(self.pairs), 4), NOTHING, dtype=np.int64)
+        around = sites_around(self.plan.cluster.devices, self.n)
+        width = 2 + 2 * max(map(len, around))
+        lines = np.full((len(self.pairs), width), NOTHING, dtype=np.int64)
         max_rate = np.zeros(len(self.pairs))
         for (i, j), p in self.pairs.items():
             used: list[tuple[str, int | str]] = [("up", i), ("down", j)]
-            if sites is not None and sites[i] != sites[j]:
-                used += [("site up", sites[i]), ("site down", sites[j])]
+            used += [("site up", site) for site in around[i] if site not in around[j]]
+            used += [("site down", site) for site in around[j] if site not in around[i]]
             line_indices = [self.line_of[name] for name in used if name in self.line_of]
             lines[p, : len(line_indices)] = line_indices
             max_rate[p] = min(
@@ -390,13 +396,12 @@ class _StepSimulation:
         load: dict[tuple[str, int | str], float] = {}
         for d, out, into in zip(members, sent.sum(axis=1), sent.sum(axis=0), strict=True):
             load["up", d], load["down", d] = float(out), float(into)
-        sites = self.plan.cluster.devices.sites
-        if sites is not None:
-            site_of = np.array([sites[d] for d in members])
-            for site in set(site_of.tolist()):
-                inside = site_of == site
-                load["site up", site] = float(sent[inside][:, ~inside].sum())
-                load["site down", site] = float(sent[~inside][:, inside].sum())
+        every = sites_around(self.plan.cluster.devices, self.n)
+        around = [every[d] for d in members]
+        for site in {site for sites in around for site in sites}:
+            inside = np.array([site in sites for sites in around])
+            load["site up", site] = float(sent[inside][:, ~inside].sum())
+            load["site down", site] = float(sent[~inside][:, inside].sum())
         return {
             self.line_of[name]: size
             for name, size in load.items()

@@ -14,7 +14,7 @@ from planner.checker.cost import cost_violations
 from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import gradient_bytes, stage_parameters
+from planner.checker.plan_network import gradient_bytes, sites_around, stage_parameters
 from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
 from planner.checker.workers import worker_cluster
@@ -107,11 +107,11 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
             _limits(plan_cluster, name, axis), _limits(cluster, name, axis)[indices]
         ):
             yield _other_devices(name)
-    for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
+    around = sites_around(cluster.devices, len(cluster))
+    named = {site for k in indices for site in around[k]}
+    for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s", "site_within"):
         lines = getattr(cluster.devices, name) or {}
-        used = {
-            site: rate for site, rate in lines.items() if site in (plan_cluster.devices.sites or ())
-        }
+        used = {site: line for site, line in lines.items() if site in named}
         if (getattr(plan_cluster.devices, name) or {}) != used:
             yield _other_devices(name)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.checker.plan_network import sites_around
 from planner.network.cluster import Cluster
 from planner.network.gpus import GPUS
 from planner.network.network import Network
@@ -65,7 +66,8 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
         return None if values is None else [values[k] for k in first]
 
     def held(limits: Any) -> Any:
-        kept = {site for k, site in enumerate(d.sites or ()) if k in first}
+        around = sites_around(d, len(cluster))
+        kept = {site for k in first for site in around[k]}
         return limits and {site: rate for site, rate in limits.items() if site in kept}
 
     def lowest(gpus: list[int]) -> str:
@@ -95,6 +97,7 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
         sites=chosen(d.sites),
         site_upload_bytes_per_s=held(d.site_upload_bytes_per_s),
         site_download_bytes_per_s=held(d.site_download_bytes_per_s),
+        site_within=held(d.site_within),
         can_compute=[computes[k] for k in first],
         can_aggregate=[bool(np.asarray(d.can_aggregate)[g].all()) for g, _ in found],
         usd_per_hour=total(d.usd_per_hour),

@@ -12,8 +12,6 @@ from planner.network.cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SIDES = 4
-"""Most limits per pair: sender's upload, receiver's download, and both sites' links."""
 PACKET_S = 5e-3
 """Longest transmission time of a packet, in seconds, which bounds the packet size."""
 MAX_INSIDE_RATIO = 50.0
@@ -35,7 +33,8 @@ class EmulatedLinks(NamedTuple):
     capacity
         ``float[m]``, bytes per second of each shared limit.
     uses
-        ``int[n * n, 4]``, indices of a pair's limits; -1 for unused entries.
+        ``int[n * n, k]``, indices of a pair's limits: sender's upload, receiver's download, and
+        lines of sites; -1 for unused entries.
     jitter
         ``float[n * n]``, amplitude of latency jitter in seconds. A new uniform value is drawn when
         an idle pair starts to send, about once per message. Packets stay in order.
@@ -95,10 +94,10 @@ def links_of(
     np.fill_diagonal(rate, 0.0)
     np.fill_diagonal(latency, 0.0)
     capacity: list[float] = []
-    uses = np.full((n, n, SIDES), -1, dtype=np.int64)
+    sides: list[Ints] = []
 
-    def limit(chosen: NDArray[np.bool_], side: int, bytes_per_s: float) -> None:
-        uses[chosen, side] = len(capacity)
+    def limit(chosen: NDArray[np.bool_], bytes_per_s: float) -> None:
+        sides.append(np.where(chosen, len(capacity), -1))
         capacity.append(bytes_per_s)
 
     device = np.arange(n)
@@ -107,17 +106,21 @@ def links_of(
         # without a stated limit, the fastest measured pair counts
         most_up = rate[d].max() if up is None else up[d] * (speed / shrink)
         most_down = rate[:, d].max() if down is None else down[d] * (speed / shrink)
-        limit(np.outer(device == d, device != d), 0, float(most_up))
-        limit(np.outer(device != d, device == d), 1, float(most_down))
-    sites = np.array(cluster.devices.sites or ("",) * n)
+        limit(np.outer(device == d, device != d), float(most_up))
+        limit(np.outer(device != d, device == d), float(most_down))
     for site, site_limit in (cluster.devices.site_upload_bytes_per_s or {}).items():
-        limit(np.outer(sites == site, sites != site), 2, site_limit * speed / shrink)
+        inside = cluster.inside[site]
+        limit(np.outer(inside, ~inside), site_limit * speed / shrink)
     for site, site_limit in (cluster.devices.site_download_bytes_per_s or {}).items():
-        limit(np.outer(sites != site, sites == site), 3, site_limit * speed / shrink)
+        inside = cluster.inside[site]
+        limit(np.outer(~inside, inside), site_limit * speed / shrink)
+    # those that a pair has, first
+    uses = -np.sort(-np.stack(sides, axis=-1), axis=-1)
+    uses = uses[..., : int((uses >= 0).sum(axis=-1).max(initial=1))]
     return EmulatedLinks(
         rate.ravel(),
         latency.ravel(),
         np.array(capacity, dtype=float),
-        uses.reshape(-1, SIDES),
+        uses.reshape(n * n, -1),
         np.where(latency > 0, jitter_s / speed, 0.0).ravel(),
     )

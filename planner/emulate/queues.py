@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.emulate.fair_rates import fair_rates
-from planner.emulate.links import SIDES, EmulatedLinks
+from planner.emulate.links import EmulatedLinks
 from planner.search.compiled import at_first_use
 
 Floats = NDArray[np.float64]
@@ -82,7 +82,7 @@ class Queues(NamedTuple):
 def empty_queues(links: EmulatedLinks, slots: int, records: int) -> Queues:
     """Allocate empty queues."""
     pairs, limits = len(links.rate), len(links.capacity)
-    assert links.uses.shape == (pairs, SIDES)
+    assert len(links.uses) == pairs
     numbers = np.zeros(NUMBERS, dtype=np.int64)
     numbers[FREE] = slots
     return Queues(

@@ -56,6 +56,9 @@ class Devices:
         Site of each device; devices of a site share its line.
     site_upload_bytes_per_s, site_download_bytes_per_s
         By site, limits on the sum of what leaves or enters it.
+    site_within
+        By site, the site in which it lies: what leaves both takes both lines, such as those of a
+        machine and its building. Sites may lie in sites that have no device of their own.
     can_compute, can_aggregate
         Whether a device can hold a stage, and whether it can reduce gradients; by default all can.
     usd_per_hour
@@ -92,6 +95,7 @@ class Devices:
     machines: Sequence[str] | None = None
     gpu_link_bytes_per_s: ArrayLike | None = None
     gpu_link_latency_s: ArrayLike | None = None
+    site_within: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         # arrays are validated once the number of devices is known
@@ -210,6 +214,50 @@ class Devices:
                 raise ValueError(f"devices.{field} must be >= 0 and finite; correct it")
         return replace(self, **changes)
 
+    def sites_around(self, device: int) -> tuple[str, ...]:
+        """Sites of a device from the inside out.
+
+        Parameters
+        ----------
+        device
+            Its index.
+
+        Returns
+        -------
+        tuple of str
+            Its site, and those in which that lies; empty without sites.
+        """
+        if self.sites is None:
+            return ()
+        return _around(self.sites[device], self.site_within or {})
+
+    def with_sites_of(self, devices: Sequence[int]) -> dict[str, Any]:
+        """Fields of sites for some of the devices.
+
+        Parameters
+        ----------
+        devices
+            Their indices.
+
+        Returns
+        -------
+        dict
+            Sites in that order, and lines of these and of those around them.
+        """
+        if self.sites is None:
+            return dict.fromkeys(f.name for f in fields_of(self) if "site" in f.name)
+        used = {site for d in devices for site in self.sites_around(d)}
+
+        def of_used(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+            return None if values is None else {s: v for s, v in values.items() if s in used}
+
+        return {
+            "sites": [self.sites[d] for d in devices],
+            "site_upload_bytes_per_s": of_used(self.site_upload_bytes_per_s),
+            "site_download_bytes_per_s": of_used(self.site_download_bytes_per_s),
+            "site_within": of_used(self.site_within),
+        }
+
     def _array(self, field: str, n: int, kind: Any) -> NDArray[Any] | None:
         value = getattr(self, field)
         if value is None:
@@ -291,17 +339,39 @@ class Devices:
         )
         if sites is not None and len(sites) != n:
             raise ValueError(f"devices.sites must name {n} sites, found {len(sites)}; one a device")
-        fields: dict[str, Any] = {"sites": sites}
+        within = mapping(
+            "devices.site_within", {} if self.site_within is None else self.site_within
+        )
+        named = set(sites or ())
+        for site in sorted(named):
+            named.update(_around(site, within))
+        for site in within:
+            if site not in named:
+                raise ValueError(f"devices.site_within names {site!r}, where no device stands")
+        fields: dict[str, Any] = {"sites": sites, "site_within": within or None}
         for field in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
             rates = getattr(self, field)
             limits = mapping(f"devices.{field}", {} if rates is None else rates)
             for site, rate in limits.items():
-                if site not in (sites or ()):
+                if site not in named:
                     raise ValueError(f"devices.{field} names {site!r}, where no device stands")
                 if real(f"devices.{field} of {site!r}", rate, 0) == 0:
                     raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
             fields[field] = limits or None
         return fields
+
+
+def _around(site: str, within: Mapping[str, str]) -> tuple[str, ...]:
+    """A site, and those around it from the inside out."""
+    chain = [site]
+    while (outer := within.get(chain[-1])) is not None:
+        if outer in chain:
+            raise ValueError(
+                f"devices.site_within: {outer!r} lies in itself, by way of {chain[-1]!r}; correct "
+                "one of them"
+            )
+        chain.append(outer)
+    return tuple(chain)
 
 
 def _equal_values(a: Any, b: Any) -> bool:
@@ -414,12 +484,7 @@ class Cluster:
             name: None if (value := getattr(mine, name)) is None else np.asarray(value)[index]
             for name in (f.name for f in fields_of(mine) if "site" not in f.name)
         }
-        if mine.sites is not None:
-            sites = [mine.sites[d] for d in index]
-            fields["sites"] = sites
-            for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
-                rates = getattr(mine, name) or {}
-                fields[name] = {site: rate for site, rate in rates.items() if site in sites}
+        fields |= mine.with_sites_of(index)
         cluster = Cluster(self.network.subset(index), Devices(**fields))
         names = ("upload_bytes_per_s", "download_bytes_per_s")
         for name, limits, default_limits in zip(
@@ -453,11 +518,17 @@ class Cluster:
 
     def _site_pairs(self) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         """Limits of sites' lines on pairs: sources, destinations, bytes per second."""
-        sites = np.array(self.devices.sites or ())
         for site, rate in (self.devices.site_upload_bytes_per_s or {}).items():
-            yield sites == site, sites != site, rate
+            yield self.inside[site], ~self.inside[site], rate
         for site, rate in (self.devices.site_download_bytes_per_s or {}).items():
-            yield sites != site, sites == site, rate
+            yield ~self.inside[site], self.inside[site], rate
+
+    @cached_property
+    def inside(self) -> Mapping[str, NDArray[np.bool_]]:
+        """``bool[N]`` by site: whether each device is in it, or in a site within it."""
+        around = [set(self.devices.sites_around(d)) for d in range(len(self))]
+        names = sorted(set().union(*around)) if around else []
+        return {name: np.array([name in sites for sites in around]) for name in names}
 
     def replace(self, *, network: Network | None = None, devices: Devices | None = None) -> Cluster:
         """A copy with the network or the devices changed.

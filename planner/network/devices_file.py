@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ class DeviceRow:
     Attributes
     ----------
     name
-        A device of the network, or a region, for all devices in it.
+        A device of the network, or a region, for all devices in it; empty if only a site is
+        described.
     count
         Number of such devices, where the network has one device for all.
     flops
@@ -51,9 +52,11 @@ class DeviceRow:
     upload_bytes_per_s, download_bytes_per_s
         Limits on the sum over a device's peers.
     site
-        Site of the devices, which share its line.
+        Site of the devices, which share its line, or of their machine.
     site_upload_bytes_per_s, site_download_bytes_per_s
-        Limits on what leaves and enters the site.
+        Limits on what leaves and enters the site, or the machine if there is no site.
+    within
+        Site in which that site or machine lies.
     can_compute, can_aggregate
         Whether a device can hold a stage, and whether it can reduce gradients.
     usd_per_hour
@@ -82,6 +85,7 @@ class DeviceRow:
     site: str | None = None
     site_upload_bytes_per_s: float | None = None
     site_download_bytes_per_s: float | None = None
+    within: str | None = None
     can_compute: bool | None = None
     can_aggregate: bool | None = None
     usd_per_hour: float | None = None
@@ -96,7 +100,7 @@ class DeviceRow:
 
     @property
     def line_name(self) -> str | None:
-        """The site, or the machine, whose line its devices share; None for lines of their own."""
+        """The site, or the machine, to whose line limits apply; None for lines of their own."""
         return self.site or self.machine
 
 
@@ -108,6 +112,7 @@ def describes_all(path: str | Path) -> bool:
         or (row.get("tflops") and row.get("memory_gb"))
         or row.get("can_compute", "").lower() in NO
         for _, row in read_csv(path, error=NetworkError).rows
+        if row.get("name")
     )
 
 
@@ -131,11 +136,12 @@ def load_devices(
         (of `planner.GPUS`), ``count``, ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s
         attained in training in ``dtype``), ``peak_tflops`` (of the data sheet, the basis of MFU),
         ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
-        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour``, ``interface`` (network
-        interface on which the rank listens), ``machine`` (whose GPUs the devices are),
-        ``gpu_link_gbps`` and ``gpu_link_us`` (bandwidth that collectives attain between its GPUs,
-        and latency of a collective; by default of the GPU's model), ``gpu_link_log`` (a file, seen
-        from the CSV's folder, to read them from: see `planner.network.gpu_link_logs`).
+        ``within`` (site in which the site lies), ``can_compute``, ``can_aggregate`` (yes or no),
+        ``usd_per_hour``, ``interface`` (network interface on which the rank listens), ``machine``
+        (whose GPUs the devices are), ``gpu_link_gbps`` and ``gpu_link_us`` (bandwidth that
+        collectives attain between its GPUs, and latency of a collective; by default of the GPU's
+        model), ``gpu_link_log`` (a file, seen from the CSV's folder, to read them from: see
+        `planner.network.gpu_link_logs`). A row without a name describes only its site.
     network
         Measured between the named devices; unnamed devices are left out.
     default
@@ -200,14 +206,29 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
                 field, read = _COLUMNS[column]
                 fields[field] = read(value, column, line)
         _check_peak(fields, bool(row.get("peak_tflops")), line)
-        name = fields.get("name", "")
-        if not name or name in names_seen:
-            reason = "name is empty" if not name else f"{name!r} is listed twice"
-            raise NetworkError(f"line {line}: {reason}; give each device or region one row")
-        names_seen.add(name)
+        name = fields.setdefault("name", "")
+        if name in names_seen:
+            raise NetworkError(
+                f"line {line}: {name!r} is listed twice; give each device or region one row"
+            )
+        if name:
+            names_seen.add(name)
+        else:
+            _require_site_alone(cells, line)
         yield DeviceRow(**fields)
     if not names_seen:
         raise NetworkError("no rows; give one per device or region")
+
+
+def _require_site_alone(row: Mapping[str, str], line: int) -> None:
+    """Require that a row without a name describes a site, and nothing else."""
+    others = [column for column, value in row.items() if value and column not in OF_SITES]
+    if others or not row.get("site"):
+        found = f"but {others[0]}" if others else "and no site"
+        raise NetworkError(
+            f"line {line}: name is empty, {found}; give each device or region one row, or name "
+            "only a site with what is known of it"
+        )
 
 
 def _check_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
@@ -265,6 +286,8 @@ MBIT = 1e6 / 8
 MOST_GB, MOST_TFLOPS = 1e5, 1e5
 """Larger numbers are in other units: bytes or MB, FLOP/s or GFLOP/s."""
 _MBPS = _number(MBIT)
+OF_SITES = {"site", "site_upload_mbps", "site_download_mbps", "within"}
+"""Columns of rows without a device."""
 _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "name": ("name", _text),
     "gpu": ("gpu", _text),
@@ -277,6 +300,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "site": ("site", _text),
     "site_upload_mbps": ("site_upload_bytes_per_s", _MBPS),
     "site_download_mbps": ("site_download_bytes_per_s", _MBPS),
+    "within": ("within", _text),
     "can_compute": ("can_compute", _flag),
     "can_aggregate": ("can_aggregate", _flag),
     "usd_per_hour": ("usd_per_hour", _price),
@@ -297,6 +321,7 @@ def _cluster(
     folder: Path,
 ) -> Cluster:
     row_of: dict[str, DeviceRow] = {}
+    of_sites = [row for row in rows if not row.name]
     for row in rows:
         for name in _places(row, network):
             if name in row_of:
@@ -315,7 +340,7 @@ def _cluster(
     else:
         network = _replicated(network, row_of, counts, inside)
     network = _with_gpu_links(network, rows, links)
-    return Cluster(network, _devices(rows, network, default, usd_per_hour, links))
+    return Cluster(network, _devices(rows, of_sites, network, default, usd_per_hour, links))
 
 
 def _replicated(
@@ -393,6 +418,8 @@ def _with_gpu_links(
 
 def _places(row: DeviceRow, network: Network) -> list[str]:
     """The network's devices that a row names."""
+    if not row.name:
+        return []
     if row.name in network.ids:
         return [row.name]
     ids = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
@@ -412,6 +439,7 @@ def _places(row: DeviceRow, network: Network) -> list[str]:
 
 def _devices(
     rows: list[DeviceRow],
+    of_sites: list[DeviceRow],
     network: Network,
     default: Devices,
     usd_per_hour: float | None,
@@ -434,13 +462,14 @@ def _devices(
             return None
         return column(field, fastest if stated is None else stated)
 
-    named = {row.line_name for row in rows if row.line_name}
+    named = {row.line_name for row in (*rows, *of_sites) if row.line_name}
     sites = []
     for d, row in enumerate(rows):
         alone = f"device {d}"
         while alone in named:
             alone += "'"
-        sites.append(row.line_name or alone)
+        sites.append(row.machine or row.site or alone)
+    within = _within(rows, of_sites)
     gpu_links = [link or Link(0.0, 1.0) for link in links] if any(links) else None
     return Devices(
         column("flops", full.flops),
@@ -448,8 +477,9 @@ def _devices(
         limit("upload_bytes_per_s", widest.max(axis=1)),
         limit("download_bytes_per_s", widest.max(axis=0)),
         sites=tuple(sites) if named else None,
-        site_upload_bytes_per_s=_of_sites(rows, "site_upload_bytes_per_s", widest),
-        site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s", widest.T),
+        site_upload_bytes_per_s=_of_sites(rows, of_sites, "site_upload_bytes_per_s", widest),
+        site_download_bytes_per_s=_of_sites(rows, of_sites, "site_download_bytes_per_s", widest.T),
+        site_within=within or None,
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
         usd_per_hour=_prices(rows, full, usd_per_hour),
@@ -514,8 +544,45 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
     )
 
 
+def _within(rows: list[DeviceRow], of_sites: list[DeviceRow]) -> dict[str, str]:
+    """By machine or site, the site in which it lies."""
+    stated: dict[str, tuple[str, int]] = {}
+    for row in (*rows, *of_sites):
+        if row.within is not None and row.line_name is None:
+            raise NetworkError(
+                f"line {row.line}: {row.name!r} has within, where its site lies, but no site; name "
+                "the site"
+            )
+        nested = [(row.line_name, row.within)]
+        if row.machine is not None and row.site not in (None, row.machine):
+            nested.append((row.machine, row.site))
+        for inner, outer in nested:
+            if inner is None or outer is None:
+                continue
+            first, line = stated.setdefault(inner, (outer, row.line))
+            if first != outer:
+                raise NetworkError(
+                    f"line {row.line}: {inner!r} lies in {outer!r}, in line {line} in {first!r}; "
+                    "give one"
+                )
+    within = {inner: outer for inner, (outer, _) in stated.items()}
+    used: set[str | None] = set()
+    for row in rows:
+        name = row.machine or row.site
+        while name is not None and name not in used:
+            used.add(name)
+            name = within.get(name)
+    for row in of_sites:
+        if row.site not in used:
+            raise NetworkError(
+                f"line {row.line}: no device is in site {row.site!r}; name it as site or within of "
+                "other rows, or leave the row out"
+            )
+    return within
+
+
 def _of_sites(
-    rows: list[DeviceRow], field: str, rates: NDArray[np.float64]
+    rows: list[DeviceRow], of_sites: list[DeviceRow], field: str, rates: NDArray[np.float64]
 ) -> dict[str, float] | None:
     """The limit of each site; rows of a site must not contradict each other.
 
@@ -523,7 +590,7 @@ def _of_sites(
     """
     column = field.replace("bytes_per_s", "mbps")
     first: dict[str, DeviceRow] = {}
-    for row in rows:
+    for row in (*rows, *of_sites):
         value = getattr(row, field)
         if value is None:
             continue
@@ -539,9 +606,9 @@ def _of_sites(
                 f"{first[row.line_name].line} {first_value / MBIT:g}; give one"
             )
     limits = {site: float(getattr(row, field)) for site, row in first.items()}
-    names = np.array([row.line_name or "" for row in rows])
+    names = np.array([row.machine or "" for row in rows])
     for row in rows:
-        if row.site is None and row.machine is not None and row.machine not in limits:
+        if row.machine is not None and row.machine not in limits:
             inside = names == row.machine
             if not inside.all():
                 limits[row.machine] = float(rates[np.ix_(inside, ~inside)].max())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -170,11 +170,6 @@ def _worker_devices(
     def of_first(values: Sequence[str] | None) -> list[str] | None:
         return None if values is None else [values[d] for d in first]
 
-    def of_used(limits: Mapping[str, float] | None) -> dict[str, float] | None:
-        """Limits of the sites where workers are."""
-        used = () if devices.sites is None else {devices.sites[d] for d in first}
-        return None if limits is None else {s: rate for s, rate in limits.items() if s in used}
-
     def weakest(gpus: tuple[int, ...]) -> str:
         """Name of the GPU whose formats and pace all others must keep to."""
         assert devices.gpus is not None
@@ -190,9 +185,7 @@ def _worker_devices(
         memory_bytes=[len(gpus) * cluster.memory_bytes[list(gpus)].min() for gpus in members],
         upload_bytes_per_s=summed(devices.upload_bytes_per_s),
         download_bytes_per_s=summed(devices.download_bytes_per_s),
-        sites=of_first(devices.sites),
-        site_upload_bytes_per_s=of_used(devices.site_upload_bytes_per_s),
-        site_download_bytes_per_s=of_used(devices.site_download_bytes_per_s),
+        **devices.with_sites_of(first),
         can_compute=np.asarray(devices.can_compute)[first],
         can_aggregate=[bool(np.asarray(devices.can_aggregate)[list(g)].all()) for g in members],
         usd_per_hour=summed(devices.usd_per_hour),

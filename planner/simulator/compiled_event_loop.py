@@ -21,7 +21,7 @@ from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.event_queue import pop, push, reschedule
 from planner.simulator.pairs import Pairs
 from planner.simulator.program import OperationTable
-from planner.simulator.resources import MAX_SHARED, NONE
+from planner.simulator.resources import NONE
 from planner.simulator.state import (
     AVERAGING,
     IDLE,
@@ -114,7 +114,7 @@ def _collect_affected(
     while k < num_affected:
         p = affected[k]
         k += 1
-        for j in range(MAX_SHARED):
+        for j in range(shared.shape[1]):
             r = shared[p, j]
             if r == NONE or seen_resource[r] == stamp:
                 continue
@@ -167,7 +167,7 @@ def _freeze_rate(
 ) -> None:
     """Fix a pair's rate and subtract it from its resources' residual capacities."""
     seen[p] = FROZEN
-    for j in range(MAX_SHARED):
+    for j in range(shared.shape[1]):
         r = shared[p, j]
         if r != NONE and num_rising[r] > 0:
             residual[r] -= fair_rate
@@ -271,7 +271,7 @@ def _saturation_level(pairs: Pairs, flows: FlowState, r: int) -> float:
 @kernel
 def _activate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, now: float) -> None:
     """Activate a pair whose queue was empty, and recompute the rates that this changes."""
-    for j in range(MAX_SHARED):
+    for j in range(pairs.shared.shape[1]):
         r = pairs.shared[p, j]
         if r != NONE:
             flows.active_index[p, j] = flows.num_active[r]
@@ -284,7 +284,7 @@ def _activate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, no
     flows.seen_pair[p] = flows.stamp[0]
     flows.affected[0] = p
     threshold = pairs.max_rate[p]
-    for j in range(MAX_SHARED):
+    for j in range(pairs.shared.shape[1]):
         r = pairs.shared[p, j]
         if r != NONE and _is_bottleneck(pairs.capacity, flows.demand, r):
             threshold = min(threshold, _saturation_level(pairs, flows, r))
@@ -300,7 +300,7 @@ def _deactivate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, 
     threshold = RATE_MARGIN * flows.fair_rate[p]
     flows.rate[p] = flows.fair_rate[p] = 0.0
     num_affected = ZERO
-    for j in range(MAX_SHARED):
+    for j in range(pairs.shared.shape[1]):
         r = pairs.shared[p, j]
         if r == NONE:
             continue
@@ -309,7 +309,7 @@ def _deactivate_pair(pairs: Pairs, flows: FlowState, queue: EventQueue, p: int, 
         # swap removal
         last = flows.active[first + flows.num_active[r] - 1]
         flows.active[first + flows.active_index[p, j]] = last
-        for other in range(MAX_SHARED):
+        for other in range(pairs.shared.shape[1]):
             if pairs.shared[last, other] == r:
                 flows.active_index[last, other] = flows.active_index[p, j]
         flows.num_active[r] -= 1

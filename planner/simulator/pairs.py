@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.search.arrays import Ints2
-from planner.simulator.resources import MAX_SHARED, NONE, Floats, Ints, LinkResources
+from planner.simulator.resources import NONE, Floats, Ints, LinkResources
 
 
 class Pairs(NamedTuple):
@@ -22,7 +22,7 @@ class Pairs(NamedTuple):
     max_rate
         ``float[P]``: the least of the pair's bandwidth and its shared resources' capacities.
     shared
-        ``int[P, 4]``: indices of the pair's shared resources, padded with -1.
+        ``int[P, k]``: indices of the pair's shared resources, padded with -1.
     capacity
         ``float[R]``.
     resource_ptr
@@ -47,7 +47,7 @@ def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
     source, destination
         ``int[P]``.
     """
-    shared = np.full((len(source), MAX_SHARED), NONE)
+    shared = np.full((len(source), links.max_shared), NONE)
     for p, (i, j) in enumerate(zip(source.tolist(), destination.tolist(), strict=True)):
         used = links.shared(i, j)
         shared[p, : len(used)] = used

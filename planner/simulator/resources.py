@@ -17,8 +17,6 @@ from planner.network.cluster import Cluster, device_limits
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NONE = -1
-MAX_SHARED = 4
-"""Most resources that a pair shares: its devices' up- and downlink and their sites' links."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,9 @@ class LinkResources:
         Names of the N devices.
     names
         Of the R resources.
-    site_of
-        ``int[N]``: index of each device's site, -1 where none is given.
+    sites_of
+        ``int[N, L]``: indices of each device's site and of those around it, from the inside out, -1
+        where there are no more.
     sites
         Number of sites.
     """
@@ -46,7 +45,7 @@ class LinkResources:
     capacity_bytes_per_s: Floats
     ids: tuple[str, ...]
     names: tuple[str, ...]
-    site_of: Ints
+    sites_of: Ints
     sites: int
 
     @classmethod
@@ -54,9 +53,11 @@ class LinkResources:
         """The links of a cluster; a device without a stated limit has its fastest pair's rate."""
         n, ids = len(cluster), cluster.network.ids
         up, down = device_limits(cluster)
-        names = sorted(set(cluster.devices.sites or ()))
+        names = list(cluster.inside)
         place = {name: k for k, name in enumerate(names)}
-        site_of = np.array([place[s] for s in cluster.devices.sites or ()] or [NONE] * n)
+        around = [[place[s] for s in cluster.devices.sites_around(d)] for d in range(n)]
+        deepest = max([1, *map(len, around)])
+        sites_of = np.array([chain + [NONE] * (deepest - len(chain)) for chain in around])
         lines = [
             _by_site(names, limits)
             for limits in (
@@ -76,7 +77,7 @@ class LinkResources:
                 *(f"upload of site {name}" for name in names),
                 *(f"download of site {name}" for name in names),
             ),
-            site_of.astype(np.int64),
+            sites_of.astype(np.int64),
             len(names),
         )
 
@@ -89,14 +90,22 @@ class LinkResources:
         Returns
         -------
         tuple[int, ...]
-            Two, or four between different sites.
+            Two, and those of sites that it leaves or enters.
         """
         n = len(self)
-        resources = (source, n + destination)
-        source_site, target_site = int(self.site_of[source]), int(self.site_of[destination])
-        if source_site == target_site:
-            return resources
-        return (*resources, 2 * n + source_site, 2 * n + self.sites + target_site)
+        left, entered = self.sites_of[source].tolist(), self.sites_of[destination].tolist()
+        up = [2 * n + s for s in left if s != NONE and s not in entered]
+        down = [2 * n + self.sites + s for s in entered if s != NONE and s not in left]
+        return (source, n + destination, *up, *down)
+
+    @property
+    def max_shared(self) -> int:
+        """Most resources that a pair shares with others."""
+        return 2 + 2 * int(self.sites_of.shape[1])
+
+    def inside(self, site: int, devices: Ints) -> NDArray[np.bool_]:
+        """Whether devices are in a site, or in one within it."""
+        return np.asarray((self.sites_of[devices] == site).any(axis=1))
 
 
 def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from planner.simulator.averaging_rounds import AveragingRounds
 from planner.simulator.pairs import Pairs
 from planner.simulator.program import OPERATION_KINDS, OperationTable, Program
-from planner.simulator.resources import MAX_SHARED, NONE, Ints
+from planner.simulator.resources import NONE, Ints
 from planner.simulator.state import (
     IDLE,
     AveragingState,
@@ -187,7 +187,7 @@ def _flow_state(pairs: Pairs, messages: int) -> FlowState:
         np.zeros(int(pairs.resource_ptr[-1]), dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
         np.zeros(resources),
-        np.zeros((count, MAX_SHARED), dtype=np.int64),
+        np.zeros(pairs.shared.shape, dtype=np.int64),
         np.zeros(count, dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
         np.zeros(1, dtype=np.int64),

@@ -118,6 +118,8 @@ def device_fields(devices: Devices) -> dict[str, Any]:
     fields = {"kind_of": kind_of, **dict.fromkeys(FIGURES), **by_kind}
     if devices.sites is not None:
         fields |= {name: getattr(devices, name) for name in LINES}
+        if devices.site_within is not None:
+            fields["site_within"] = devices.site_within
     return fields
 
 
@@ -125,7 +127,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
     """Inverse of `device_fields`."""
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
-    fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
+    fields: dict[str, Any] = {name: raw.get(name) for name in (*LINES, "site_within")}
     for name in (*FIGURES, *ABILITIES, "usd_per_hour", *NAMED):
         values = raw.get(name)
         if values is not None:

@@ -55,6 +55,21 @@ def test_site_limit_applies_between_sites_only() -> None:
     assert rates_of(found, [2, 7, 4]) == pytest.approx([3.0, 3.0, 7.0])
 
 
+def test_lines_around_lines() -> None:
+    """Two sites of one device each in a site with an upload of 8; the third device is outside."""
+    found = links(
+        np.full((3, 3), 10.0),
+        upload_bytes_per_s=10.0,
+        download_bytes_per_s=20.0,
+        sites=("a", "b", "c"),
+        site_upload_bytes_per_s={"a": 3.0, "around": 8.0},
+        site_within={"a": "around", "b": "around"},
+    )
+    # 0 to 2, 1 to 2, 0 to 1
+    assert rates_of(found, [2, 5]) == pytest.approx([3.0, 5.0])
+    assert rates_of(found, [1, 5]) == pytest.approx([3.0, 8.0])
+
+
 @given(st.integers(2, 5), st.integers(0, 2**31))
 def test_rates_are_max_min_fair(devices: int, seed: int) -> None:
     """Every pair has a full limit at which it has the highest rate; no limit is exceeded."""

@@ -342,12 +342,3 @@ def test_devices_hold_no_more_than_the_plan_counts(
         held[shards] = max(device["peak_bytes"] for device in devices)
     limit = {("fp32", 1): 0.75, ("bf16", 1): 0.65, ("fp32", 2): 0.76, ("bf16", 2): 0.7}
     assert held[4] < limit[precision, degree] * held[1]
-
-
-def test_what_needs_whole_optimizers_is_refused(tmp_path: Path) -> None:
-    plan = sharded(tiny_workload())
-    path = tmp_path / "plan.json"
-    save_plan(plan, path)
-    code, _, said = run_plan(path, plan.cluster.network.ids, "--steps", "2", "--elastic")
-    assert code == 2
-    assert "--elastic: each device holds optimizer state that no other has" in said[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,6 +202,77 @@ def test_sites_share_a_link(tmp_path: Path) -> None:
         stop=pl.MaxIterations(5),
     )
     assert free.objective is not None and plan.predicted.step_s > free.objective
+
+
+NESTED = (
+    "name,machine,site,within,gpu,count,site_upload_mbps,site_download_mbps\n"
+    "a,m1,west,,A100,2,800,\nb,m2,west,,A100,2,,1600\nc,,south,land,T4,,,\n"
+    ",,west,land,,,,\n,,m2,,,,80,\n,,land,,,,400,400\nd,,,,T4,,,\n"
+)
+
+
+def four_places() -> pl.Network:
+    return pl.Network(np.full((4, 4), 0.02), np.full((4, 4), 1e9), ["a", "b", "c", "d"])
+
+
+def test_lines_around_lines(tmp_path: Path) -> None:
+    """Of two machines and their site, beside another site in the same land."""
+    cluster = load_devices(write_csv(tmp_path, NESTED), four_places())
+    devices = cluster.devices
+    assert devices.sites == ("m1", "m1", "m2", "m2", "south", "device 5")
+    assert devices.site_within == {"m1": "west", "m2": "west", "south": "land", "west": "land"}
+    assert [devices.sites_around(d) for d in (0, 4, 5)] == [
+        ("m1", "west", "land"),
+        ("south", "land"),
+        ("device 5",),
+    ]
+    # a machine without a rate has that of its fastest pair
+    assert devices.site_upload_bytes_per_s == {"west": 1e8, "m2": 1e7, "land": 5e7, "m1": 1e9}
+    assert devices.site_download_bytes_per_s == {"west": 2e8, "land": 5e7, "m1": 1e9, "m2": 1e9}
+    rate = cluster.limited_network().bandwidth_bytes_per_s
+    assert [rate[0, 2], rate[2, 0], rate[0, 4], rate[4, 0], rate[0, 5]] == [
+        *(1e9, 1e7, 1e8, 2e8, 5e7)
+    ]
+    part = cluster.subset([2, 4, 5])
+    assert part.devices.site_within == {"m2": "west", "south": "land", "west": "land"}
+    assert set(part.devices.site_upload_bytes_per_s) == {"west", "m2", "land"}
+    workers, _ = pl.tensor_parallel_workers(cluster, tiny_workload(), 2)
+    assert workers.devices.sites == ("m1", "m2")
+    assert set(workers.devices.site_upload_bytes_per_s) == {"m1", "m2", "west", "land"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"stages": 3}, {"tensor_parallel": 2, "stages": 1}, {"stages": 1}]
+)
+def test_plans_know_lines_around_lines(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """By both simulators; averaging within sites, or sites in sites, is one of the choices."""
+    cluster = load_devices(write_csv(tmp_path, NESTED), four_places())
+    made = pl.plan(cluster, tiny_workload(batch_samples=60), stop=pl.Effort(0.05), **fields)
+    assert made.plan is not None
+    assert pl.check(made.plan, cluster) == []
+    pl.save_plan(made.plan, tmp_path / "plan.json")
+    again = pl.load_plan(tmp_path / "plan.json").cluster.devices
+    for field in ("sites", "site_within", "site_upload_bytes_per_s", "site_download_bytes_per_s"):
+        assert getattr(again, field) == getattr(made.plan.cluster.devices, field)
+    slower = replace(cluster.devices, site_within={"m1": "west", "south": "land", "west": "land"})
+    assert pl.check(made.plan, cluster.replace(devices=slower)) != []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("name,site,within\na,x,y\nb,y,x\n", "devices.site_within: 'x' lies in itself, by way of"),
+        ("name,site,within\na,x,y\nb,x,z\n", "line 3: 'x' lies in 'z', in line 2 in 'y'; give"),
+        ("name,within\na,y\n", "line 2: 'a' has within, where its site lies, but no site"),
+        ("name,site\na,x\n,z\n", "line 3: no device is in site 'z'; name it as site or within"),
+        ("name,site,gpu\na,x,T4\n,x,T4\n", "line 3: name is empty, but gpu; give each device"),
+        ("name,site,within\na,x,\n,,x\n", "line 3: name is empty, and no site"),
+        ("name,site\n,x\n", "no rows; give one per device or region"),
+    ],
+)
+def test_sites_that_contradict_themselves(tmp_path: Path, rows: str, message: str) -> None:
+    with pytest.raises(pl.NetworkError, match=message):
+        load_devices(write_csv(tmp_path, rows), four_places())
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ def tiny_cluster(n: int, rng: np.random.Generator, in_sites: float = 0.3) -> Clu
     limits = rng.integers(0, 2, 2)
     sites = [f"site {k}" for k in rng.integers(0, 2, n)] if rng.random() < in_sites else None
     line = {sites[0]: 60 * scale} if sites else None
+    within = None
+    if sites and sites[0] != sites[-1] and rate[0, 0] < 60 * scale:
+        # a line around the first site's; the last site is outside
+        within, line = {sites[0]: "around"}, {sites[0]: 60 * scale, "around": 40 * scale}
     devices = Devices(
         flops=100.0 * spread[0],
         memory_bytes=float(rng.choice([150.0, 400.0, 1e6])),
@@ -52,6 +56,7 @@ def tiny_cluster(n: int, rng: np.random.Generator, in_sites: float = 0.3) -> Clu
         sites=sites,
         site_upload_bytes_per_s=line,
         site_download_bytes_per_s=line,
+        site_within=within,
     )
     return Cluster(Network(latency, rate), devices)
 
@@ -166,7 +171,8 @@ def _rounds(
     workload: Workload,
     start: int,
 ) -> StageAveraging:
-    two = hierarchical_rounds(cluster, group) if levels and rng.random() < 0.5 else None
+    several = hierarchical_rounds(cluster, group) if levels and rng.random() < 0.5 else []
+    two = several[int(rng.integers(len(several)))] if several else None
     limit, dtype = 1 / workload.optimizer_shards, workload.spread_dtype(start)
     if limit == 1:
         return two or ((_group(group, rng),),)

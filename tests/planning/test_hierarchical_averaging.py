@@ -62,11 +62,11 @@ def test_cases_without_hierarchy() -> None:
     bare = cluster.replace(devices=pl.Devices(1e11, 16e9))
     assert has_hierarchy(cluster) and not has_hierarchy(bare)
     assert not has_hierarchy(nodes([1, 1, 1]))
-    assert hierarchical_rounds(bare, range(5)) is None
-    assert hierarchical_rounds(cluster, (0, 1)) is None
-    assert hierarchical_rounds(cluster, (0, 2, 4)) is None
+    assert hierarchical_rounds(bare, range(5)) == []
+    assert hierarchical_rounds(cluster, (0, 1)) == []
+    assert hierarchical_rounds(cluster, (0, 2, 4)) == []
     mute = nodes([2, 2, 1], can_aggregate=[True, True, False, False, True])
-    assert hierarchical_rounds(mute, range(5)) is None
+    assert hierarchical_rounds(mute, range(5)) == []
     for fields in ({"averaging": "equal"}, {"group_size": 2}, {"path_stages": 1}):
         assert not pl.PlanRequest(stages=2, **fields).may_be_hierarchical
 

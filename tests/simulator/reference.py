@@ -31,14 +31,24 @@ def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
         found[f"up {d}"] = (float(fastest if up is None else up[d]), out)
         fastest = max((bandwidth[p] for p in back), default=math.inf)
         found[f"down {d}"] = (float(fastest if down is None else down[d]), back)
-    sites = cluster.devices.sites
-    if sites is not None:
-        for site, rate in (cluster.devices.site_upload_bytes_per_s or {}).items():
-            leaving = {(i, j) for i in everybody for j in everybody if sites[i] == site != sites[j]}
-            found[f"site up {site}"] = (rate, leaving)
-        for site, rate in (cluster.devices.site_download_bytes_per_s or {}).items():
-            coming = {(i, j) for i in everybody for j in everybody if sites[j] == site != sites[i]}
-            found[f"site down {site}"] = (rate, coming)
+    outer = cluster.devices.site_within or {}
+
+    def lies_in(device: int, site: str) -> bool:
+        here = (cluster.devices.sites or ())[device]
+        while here != site and here in outer:
+            here = outer[here]
+        return here == site
+
+    for site, rate in (cluster.devices.site_upload_bytes_per_s or {}).items():
+        leaving = {
+            (i, j) for i in everybody for j in everybody if lies_in(i, site) > lies_in(j, site)
+        }
+        found[f"site up {site}"] = (rate, leaving)
+    for site, rate in (cluster.devices.site_download_bytes_per_s or {}).items():
+        coming = {
+            (i, j) for i in everybody for j in everybody if lies_in(j, site) > lies_in(i, site)
+        }
+        found[f"site down {site}"] = (rate, coming)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,14 +52,33 @@ def random_plan(seed: int) -> TrainingPlan:
     rates = rng.choice([2e4, 5e4, 1e5], (n, n))
     network = Network(rng.choice([0.0, 0.05, 0.2], (n, n)), rates)
     sites = rng.choice(["east", "west"], n).tolist() if rng.random() < 0.3 else None
+    more: dict[str, Any] = {}
+    if sites:
+        more["site_upload_bytes_per_s"] = {sites[0]: 4e4}
+        more["site_download_bytes_per_s"] = {sites[-1]: 4e4}
+    if sites and rng.random() < 0.5:
+        # lines around lines: two machines in the east, which lies in a country without the west
+        sites = [f"east {rng.integers(2)}" if site == "east" else site for site in sites]
+        sites[0] = "east 0"
+        lines = {"east 0": 6e4, "east": 4e4, "country": 1e5}
+        more["site_within"] = {
+            inner: outer
+            for inner, outer in (
+                ("east 0", "east"),
+                ("east 1", "east"),
+                ("east", "country"),
+            )
+            if inner == "east" or inner in sites
+        }
+        more["site_upload_bytes_per_s"] = lines
+        more["site_download_bytes_per_s"] = lines | {"east": 2e4}
     devices = Devices(
         1e9,
         1e12,
         upload_bytes_per_s=rng.choice([3e4, 1e5], n) if rng.random() < 0.5 else None,
         download_bytes_per_s=rng.choice([3e4, 1e5], n) if rng.random() < 0.5 else None,
         sites=sites,
-        site_upload_bytes_per_s={sites[0]: 4e4} if sites else None,
-        site_download_bytes_per_s={sites[-1]: 4e4} if sites else None,
+        **more,
     )
     index = np.sort(rng.permutation(n)[:train]).tolist()
     grid = rng.permutation(train).reshape(pipelines, stages).tolist()

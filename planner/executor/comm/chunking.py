@@ -169,13 +169,12 @@ def _seconds(
     seconds = np.maximum(seconds, (sent.sum(axis=1) / up[members])[:, None])
     seconds = np.maximum(seconds, (sent.sum(axis=0) / down[members])[None, :])
     devices = cluster.devices
-    site_of = np.array(devices.sites or ("",) * len(cluster))[members]
     for limits, axis in (
         (devices.site_upload_bytes_per_s, 1),
         (devices.site_download_bytes_per_s, 0),
     ):
         for site, rate in (limits or {}).items():
-            inside = np.expand_dims(site_of == site, axis)
+            inside = np.expand_dims(cluster.inside[site][members], axis)
             crossing = inside & ~inside.T
             # groups of other slices share the line
             line_s = float(sent[crossing].sum()) / group.width / rate

@@ -8,7 +8,7 @@ many slice owners as the smallest site can have, so that a device exchanges in o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,25 +25,42 @@ from planner.training_plan.slice_owners import exchanged, slice_owners
 def has_hierarchy(cluster: Cluster) -> bool:
     """Whether devices of a site share a line, and there are several sites."""
     devices = cluster.devices
-    lines = devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s
-    sites = devices.sites
-    return bool(lines) and sites is not None and 1 < len(set(sites)) < len(sites)
+    if not (devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s):
+        return False
+    n = len(cluster)
+    return any(1 < len(set(level)) < n for level in _levels(cluster, range(n)))
 
 
-def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
-    """Rounds that reduce, exchange and spread; None if the group cannot gain by them."""
+def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAveraging]:
+    """Rounds that reduce, exchange and spread: by sites, and by those in which they lie.
+
+    Empty if the group cannot gain by them.
+    """
     if not has_hierarchy(cluster):
-        return None
-    sites = cluster.devices.sites
-    assert sites is not None
-    devices_at: dict[str, list[int]] = {}
-    for d in group:
-        devices_at.setdefault(sites[d], []).append(d)
-    if not 1 < len(devices_at) < len(group):
-        return None
+        return []
     can_sum = np.asarray(cluster.devices.can_aggregate)
-    if not all(can_sum[members].any() for members in devices_at.values()):
-        return None
+    found = []
+    for level in _levels(cluster, group):
+        devices_at: dict[str, list[int]] = {}
+        for d, site in zip(group, level, strict=True):
+            devices_at.setdefault(site, []).append(d)
+        if 1 < len(devices_at) < len(group) and all(
+            can_sum[members].any() for members in devices_at.values()
+        ):
+            found.append(_rounds_between(cluster, devices_at))
+    return found
+
+
+def _levels(cluster: Cluster, group: Sequence[int]) -> Iterator[list[str]]:
+    """Sites of devices, then sites around those, up to the outermost."""
+    around = [cluster.devices.sites_around(d) for d in group]
+    deepest = max(map(len, around))
+    for level in range(deepest):
+        # the outermost sites of all are one level
+        yield [sites[max(level - deepest + len(sites), 0)] for sites in around if sites]
+
+
+def _rounds_between(cluster: Cluster, devices_at: Mapping[str, Sequence[int]]) -> StageAveraging:
     owners, spread = slice_owners(cluster, list(devices_at.values()))
     shares = _exchange_shares(cluster, list(devices_at), owners)
     flags = (True,) * len(devices_at)
@@ -59,16 +76,17 @@ def _exchange_shares(
     from planner.lp.rates import best_rates
 
     links = LinkResources.of(cluster)
-    capacity, n, number = links.capacity_bytes_per_s, len(cluster), links.site_of
+    capacity, n = links.capacity_bytes_per_s, len(cluster)
+    number = {site: k for k, site in enumerate(cluster.inside)}
     lines = []
     for site_first, device_first in ((2 * n, 0), (2 * n + links.sites, n)):
         lines.append(
             [
                 min(
-                    float(capacity[site_first + number[owners[0]]]),
+                    float(capacity[site_first + number[site]]),
                     float(capacity[device_first + np.array(owners)].sum()),
                 )
-                for owners in slice_owners
+                for site, owners in zip(sites, slice_owners, strict=True)
             ]
         )
     index = np.array(slice_owners)

@@ -121,12 +121,13 @@ def averaging_rounds(
         rounds = _rounds_of_groups(group, min(group_size, len(group)))
     encoded_bytes = vector_bytes * codec.wire_ratio
     single_level = tuple(tuple(group_of(m, encoded_bytes) for m in groups) for groups in rounds)
-    multi_level = hierarchical_rounds(cluster, group) if hierarchical else None
-    if multi_level is None:
+    multi_level = hierarchical_rounds(cluster, group) if hierarchical else []
+    if not multi_level:
         return single_level
     links = LinkResources.of(cluster)
     return min(
-        (single_level, multi_level), key=lambda rounds: rounds_s(rounds, vector_bytes, links, codec)
+        (single_level, *multi_level),
+        key=lambda rounds: rounds_s(rounds, vector_bytes, links, codec),
     )
 
 
@@ -170,14 +171,9 @@ def _sharded_rounds(
             limits = np.where(can_own, 1 / shards, 0.0)
             adaptive = adaptive_owners(cluster, members, limits, spread_dtype)
             rounds += [] if adaptive is None else [adaptive]
-    multi_level = hierarchical_rounds(cluster, members) if hierarchical else None
-    if (
-        multi_level is not None
-        and len(multi_level[-1]) >= copies
-        and max(multi_level[-1][0].shares) <= 1 / shards
-    ):
-        *reduced, spread = multi_level
-        rounds.append((*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread)))
+    for *reduced, spread in hierarchical_rounds(cluster, members) if hierarchical else ():
+        if len(spread) >= copies and max(spread[0].shares) <= 1 / shards:
+            rounds.append((*reduced, tuple(replace(group, dtype=spread_dtype) for group in spread)))
     links = LinkResources.of(cluster)
     return min(rounds, key=lambda each: rounds_s(each, vector_bytes, links))
 

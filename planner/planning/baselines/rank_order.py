@@ -295,6 +295,7 @@ def _alike(cluster: Cluster) -> bytes:
         devices.sites,
         devices.site_upload_bytes_per_s,
         devices.site_download_bytes_per_s,
+        devices.site_within,
     )
     parts = [b"" if a is None else np.asarray(a).tobytes() for a in arrays]
     return b"|".join([*parts, str(len(cluster)).encode(), repr(sites).encode()])

@@ -38,8 +38,9 @@ class DeviceClasses:
         ``float[C]``: of one device.
     can_aggregate
         ``bool[C]``: whether the devices may reduce gradients.
-    site
-        ``int[C]``: index of the site whose line the devices share.
+    sites
+        ``int[C, L]``: indices of the sites whose lines the devices share, from the inside out, -1
+        where there are no more.
     site_bandwidth
         ``float[K]``: bytes per second of each site's line in its slower direction; empty if no site
         has a limit.
@@ -58,7 +59,7 @@ class DeviceClasses:
     flops_per_s: Floats
     memory_bytes: Floats
     can_aggregate: NDArray[np.bool_]
-    site: Ints
+    sites: Ints
     site_bandwidth: Floats
     region: Ints
     usd_per_s: Floats
@@ -110,7 +111,7 @@ class DeviceClasses:
             flops_per_s=cluster.flops[first],
             memory_bytes=cluster.memory_bytes[first],
             can_aggregate=can_aggregate[first],
-            site=links.site_of[first],
+            sites=links.sites_of[first],
             site_bandwidth=line if np.isfinite(line).any() else line[:0],
             region=np.unique(np.array(network.regions)[first], return_inverse=True)[1].astype(
                 np.int64

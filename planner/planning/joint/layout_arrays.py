@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2
+from planner.search.arrays import Bools, Bools2, Floats, Floats2, Ints, Ints2
 from planner.search.compiled import kernel
 
 
@@ -78,8 +78,9 @@ class ModelArrays(NamedTuple):
 class ClassArrays(NamedTuple):
     """`DeviceClasses` (`planner.planning.joint.device_classes`) as arrays, with ordered pairs.
 
-    ``pair_source`` and ``pair_target`` list all pairs by rising round-trip time, ``pair_rank`` the
-    position of each pair in that list; ``equal_shares`` forbids adaptive shares.
+    ``inside`` tells of each site and class whether the devices are in it. ``pair_source`` and
+    ``pair_target`` list all pairs by rising round-trip time, ``pair_rank`` the position of each
+    pair in that list; ``equal_shares`` forbids adaptive shares.
     """
 
     size: Ints
@@ -90,7 +91,8 @@ class ClassArrays(NamedTuple):
     flops_per_s: Floats
     memory_bytes: Floats
     can_aggregate: Bools
-    site: Ints
+    sites: Ints2
+    inside: Bools2
     site_bandwidth: Floats
     region: Ints
     pair_source: Ints
@@ -138,8 +140,9 @@ class LayoutScratch(NamedTuple):
         of the stage alone, microbatches that fit, and dollars of a microbatch's messages.
     site_bytes
         ``float[S, K]``: bytes over each site's line for one microbatch.
-    averaged_bytes, site_devices
-        ``float[K]``: bytes of averaging over each site's line, and devices of a stage at the site.
+    averaged_bytes, site_devices, sites_inside
+        ``float[K]``: bytes of averaging over each site's line, devices of a stage in the site, and
+        innermost sites in it that have some.
     subset
         ``int[C]``: some of a stage's devices.
     region_devices
@@ -161,6 +164,7 @@ class LayoutScratch(NamedTuple):
     site_bytes: Floats2
     averaged_bytes: Floats
     site_devices: Floats
+    sites_inside: Floats
     subset: Ints
     region_devices: Floats
     pairs: Ints
@@ -184,6 +188,7 @@ class LayoutScratch(NamedTuple):
             site_bytes=np.zeros((max_stages, num_sites)),
             averaged_bytes=np.zeros(per_site),
             site_devices=np.zeros(per_site),
+            sites_inside=np.zeros(per_site),
             subset=np.zeros(per_class, dtype=np.int64),
             region_devices=np.zeros(per_class),
             pairs=np.zeros(num_classes**2, dtype=np.int64),

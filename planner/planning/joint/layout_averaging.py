@@ -75,17 +75,27 @@ def averaging_s(
     """
     seconds = one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s)
     devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
+    sites_inside = scratch.sites_inside
     sites = len(classes.site_bandwidth)
     if sites == 0:
         return seconds
     members, num_sites, min_aggregators, num_aggregators = 0.0, 0, np.inf, 0.0
     devices_at[:] = 0.0
+    sites_inside[:] = 0.0
     for c in range(len(counts)):
-        devices_at[classes.site[c]] += counts[c]
+        if counts[c] == 0:
+            continue
+        # before the devices of this class are counted
+        is_first = devices_at[classes.sites[c, 0]] == 0.0
+        num_sites += is_first
+        for level in range(classes.sites.shape[1]):
+            s = classes.sites[c, level]
+            if s < 0:
+                break
+            devices_at[s] += counts[c]
+            sites_inside[s] += is_first
         members += counts[c]
         num_aggregators += counts[c] if classes.can_aggregate[c] else 0
-    for s in range(sites):
-        num_sites += devices_at[s] > 0
     if num_sites <= 1:
         return seconds
     rtt_s = 0.0
@@ -94,7 +104,8 @@ def averaging_s(
             if counts[c] > 0 and counts[d] > 0 and (c != d or counts[c] > 1):
                 rtt_s = max(rtt_s, classes.rtt_s[c, d])
     for s in range(sites):
-        if devices_at[s] > 0:
+        # all devices may be in a site around others
+        if 0 < devices_at[s] < members:
             site_aggregators = _aggregators_at(s, counts, classes)
             min_aggregators = min(min_aggregators, site_aggregators)
             crossing_bytes = (
@@ -107,11 +118,13 @@ def averaging_s(
     hierarchical_s = np.inf
     if num_sites < members and min_aggregators > 0 and not classes.equal_shares:
         hierarchical_s = _hierarchical_s(
-            encoded_bytes, unencoded_bytes, counts, classes, devices_at, num_sites, min_aggregators
+            encoded_bytes, unencoded_bytes, counts, classes, scratch, num_sites, min_aggregators
         )
     for s in range(sites):
         if devices_at[s] > 0 and hierarchical_s < seconds:
-            averaged_bytes[s] += 2 * (num_sites - 1) / num_sites * encoded_bytes
+            # as of so many devices, each of which reduces as much
+            vectors = _vectors_over_line(sites_inside[s], num_sites, sites_inside[s] / num_sites)
+            averaged_bytes[s] += vectors * encoded_bytes
         else:
             local_share = _aggregators_at(s, counts, classes) / max(num_aggregators, 1.0)
             averaged_bytes[s] += (
@@ -125,7 +138,7 @@ def _aggregators_at(site: int, counts: Ints, classes: ClassArrays) -> float:
     """Devices of a site that may reduce gradients."""
     count = 0.0
     for c in range(len(counts)):
-        count += counts[c] if classes.site[c] == site and classes.can_aggregate[c] else 0
+        count += counts[c] if classes.inside[site, c] and classes.can_aggregate[c] else 0
     return count
 
 
@@ -141,23 +154,26 @@ def _hierarchical_s(
     unencoded_bytes: float,
     counts: Ints,
     classes: ClassArrays,
-    devices_at: Floats,
+    scratch: LayoutScratch,
     num_sites: int,
     slices: float,
 ) -> float:
     """Seconds of reduce, exchange and spread between ``num_sites`` sites, each with ``slices``."""
-    num_classes = len(counts)
+    num_classes, devices_at = len(counts), scratch.site_devices
     within_s, between_s, local_rtt_s, remote_rtt_s = 0.0, 0.0, 0.0, 0.0
     exchanged_bytes = 2 * (num_sites - 1) / num_sites * encoded_bytes
     for c in range(num_classes):
         if counts[c] == 0:
             continue
-        s = classes.site[c]
-        between_s = max(
-            between_s,
-            exchanged_bytes / classes.site_bandwidth[s],
-            exchanged_bytes / slices / classes.capacity[c],
-        )
+        s = classes.sites[c, 0]
+        between_s = max(between_s, exchanged_bytes / slices / classes.capacity[c])
+        for level in range(classes.sites.shape[1]):
+            line = classes.sites[c, level]
+            if line < 0:
+                break
+            part = scratch.sites_inside[line]
+            vectors = _vectors_over_line(part, num_sites, part / num_sites)
+            between_s = max(between_s, vectors * encoded_bytes / classes.site_bandwidth[line])
         if devices_at[s] > 1:
             within_s = max(
                 within_s,
@@ -166,7 +182,7 @@ def _hierarchical_s(
         for d in range(num_classes):
             if counts[d] == 0 or (c == d and counts[c] == 1):
                 continue
-            if classes.site[d] == s:
+            if classes.sites[d, 0] == s:
                 within_s = max(within_s, unencoded_bytes / slices / classes.pair_bandwidth[c, d])
                 local_rtt_s = max(local_rtt_s, classes.rtt_s[c, d])
             else:

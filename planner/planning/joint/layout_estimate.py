@@ -159,6 +159,18 @@ def _pairs_in_use(
 
 
 @kernel
+def _add_crossing(
+    scratch: LayoutScratch, j: int, c: int, d: int, size: float, classes: ClassArrays
+) -> None:
+    """Add bytes after stage j to the lines of the sites of class c that class d is not in."""
+    for level in range(classes.sites.shape[1]):
+        s = classes.sites[c, level]
+        if s < 0 or classes.inside[s, d]:
+            return
+        scratch.site_bytes[j, s] += size
+
+
+@kernel
 def _boundary_period(
     model: ModelArrays,
     classes: ClassArrays,
@@ -199,10 +211,10 @@ def _boundary_period(
             scratch.unrouted[0, c] -= share
             scratch.unrouted[1, d] -= share
             unrouted -= share
-            if sites > 0 and classes.site[c] != classes.site[d]:
+            if sites > 0 and classes.sites[c, 0] != classes.sites[d, 0]:
                 # activations forward, gradients back
-                scratch.site_bytes[j, classes.site[c]] += share * message_bytes
-                scratch.site_bytes[j, classes.site[d]] += share * message_bytes
+                _add_crossing(scratch, j, c, d, share * message_bytes, classes)
+                _add_crossing(scratch, j, d, c, share * message_bytes, classes)
             transfer_s = (
                 message_bytes / classes.bandwidth[c, d] + message_bytes / classes.bandwidth[d, c]
             )

@@ -111,10 +111,14 @@ def _lines(classes: DeviceClasses, source: Ints, target: Ints, size: Floats) -> 
     """Edges between sites use the lines of both: for activations and for their gradients."""
     if len(classes.site_bandwidth) == 0:
         return None
-    site = classes.site
-    edge = np.tile(np.flatnonzero(site[source] != site[target]), 2)
-    half = len(edge) // 2
-    line = np.concatenate([site[source[edge[:half]]], site[target[edge[half:]]]])
+    used, edges = [], []
+    for ends, others in ((source, target), (target, source)):
+        for line in classes.sites[ends].T:
+            # lines of sites that one end is in and the other is not
+            crosses = (line >= 0) & (classes.sites[others] != line[:, None]).all(axis=1)
+            edges.append(np.flatnonzero(crosses))
+            used.append(line[crosses])
+    line, edge = np.concatenate(used), np.concatenate(edges)
     return SharedLines(line, edge, size[edge] / classes.site_bandwidth[line])
 
 

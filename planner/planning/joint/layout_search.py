@@ -221,7 +221,10 @@ class LayoutSearch:
             flops_per_s=classes.flops_per_s,
             memory_bytes=classes.memory_bytes,
             can_aggregate=classes.can_aggregate,
-            site=classes.site,
+            sites=classes.sites,
+            inside=(
+                classes.sites[None] == np.arange(len(classes.site_bandwidth))[:, None, None]
+            ).any(axis=2),
             site_bandwidth=classes.site_bandwidth,
             region=classes.region,
             pair_source=order // len(classes),
