@@ -24,7 +24,6 @@ from planner.executor.runtime.run_summary import summary
 from planner.network.dtype import Dtype
 from planner.report.figures import samples
 from planner.simulator.host_prediction import executable_workload, predict_on_host, require_memory
-from planner.simulator.simulator import cycle_steps_s
 from planner.swarm.rebalance_policy import RebalanceDecision
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
@@ -106,14 +105,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     violations = check(plan)
     if violations:
         raise PlanError(f"{config.plan}: {violations[0]}; make the plan again")
-    predicted, workers = None, workload.tensor_parallel > 1
-    if workers and calibration is not None:
-        raise PlanError(
-            f"--calibration: devices of {workload.tensor_parallel} GPUs are not calibrated; leave "
-            "it out"
-        )
-    if workers:
-        predicted = list(cycle_steps_s(plan))
+    predicted = None
     if calibration is not None:
         predicted = predict_on_host(plan, workload, Calibration.load(calibration))
     if not _on_gpus(config.device):
@@ -133,7 +125,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
                 config,
                 devices=ids,
                 events=True,
-                calibrate=None if calibration or workers else path,
+                calibrate=None if calibration else path,
                 # many processes on few CPUs start slowly
                 wait=config.wait or WAIT_S + START_S * processes,
                 force=True,  # outputs were validated before
@@ -265,8 +257,7 @@ class _EventPrinter:
     def _say_predicted(self) -> None:
         assert self._predicted is not None
         mean = sum(self._predicted) / len(self._predicted)
-        where = _predicted_where(self._plan)
-        self._print(f"predicted {where}: {_time(mean)} a step")
+        self._print(f"predicted on this machine: {_time(mean)} a step")
 
     def _phase(self, doing: str) -> None:
         self._doing = doing
@@ -282,13 +273,6 @@ class _EventPrinter:
             print(text, flush=True)
         if self._doing:
             self._show_phase(self._doing)
-
-
-def _predicted_where(plan: TrainingPlan) -> str:
-    """For which GPUs and network times are predicted: workers are not calibrated."""
-    if plan.workload.tensor_parallel > 1:
-        return "on the plan's GPUs and network"
-    return "on this machine"
 
 
 def _warn(line: str) -> None:
@@ -350,7 +334,7 @@ def _summary(plan: TrainingPlan, events: _EventPrinter, failed: str | None, as_j
         suffix = f" ({', '.join(labels)})" if labels else ""
         print(
             f"median of steps {steps[1]['step']} to {steps[-1]['step']}{suffix}: measured "
-            f"{_time(middle)}, predicted {_predicted_where(plan)} {_time(predicted)} "
+            f"{_time(middle)}, predicted on this machine {_time(predicted)} "
             f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {_time(plan.predicted.step_s)}"
             + (" in the mean" if plan.sync.every_steps > 1 else "")

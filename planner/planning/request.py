@@ -385,11 +385,6 @@ class PlanRequest:
         for name, kinds in _KINDS.items():
             if name in changed and self.kind not in kinds:
                 raise ProblemError(self._misplaced(name, kinds))
-        if self.tensor_parallel != 1 and self.calibration is not None:
-            raise ProblemError(
-                f"tensor_parallel is {self.tensor_parallel} with a calibration, which was measured "
-                "on single GPUs; leave one of them out"
-            )
         self._validate_stages()
         self._validate_shards()
         self._validate_operations()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,6 +26,7 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.pipeline import run_operations
 from planner.executor.runtime.records import StepRecord
+from planner.executor.tensor_parallel.gpu_stage import LeaderStage
 from planner.executor.transport.connections import (
     ChannelKind,
     DuplexChannels,
@@ -61,7 +63,9 @@ def calibrate(
     GPU.
     """
     rank = ranks.rank
-    places = _places(ranks, device)
+    # each GPU of a worker has a process of its own
+    processes = plan.workload.tensor_parallel
+    places = _places(ranks, device, processes)
     turns = _turns(places)
     own: dict[str, Any] | None = None
     group = () if model_stage is None else plan.assignment.groups[plan.stage_of[rank]]
@@ -70,7 +74,10 @@ def calibrate(
         ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and model_stage is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            own = {"layers": layers, **measure_compute(model_stage, averages=averages)}
+            measure = measure_compute
+            if isinstance(model_stage, LeaderStage):
+                measure = partial(measure_worker, plan=plan, rank=rank)
+            own = {"layers": layers, **measure(model_stage, averages=averages)}
     ranks.barrier("calibration/link")
     backend = HOST if model_stage is None else model_stage.backend
     link = measure_link(ranks, backend) if ranks.world_size > 1 else Link(0.0, 1e12, 0.0)
@@ -87,7 +94,7 @@ def calibrate(
             "python": platform.python_version(),
             "device": str(device),
             "cores": cores(),
-            "threads_per_rank": torch.get_num_threads(),
+            "threads_per_rank": torch.get_num_threads() * processes,
             **({"gpus": len(set(places))} if device.type == "cuda" else {}),
         },
         workload=plan.workload.name,
@@ -106,9 +113,9 @@ def calibrate(
     )
 
 
-def _places(ranks: RankGroup, device: torch.device) -> list[tuple[str, int]]:
+def _places(ranks: RankGroup, device: torch.device, processes: int) -> list[tuple[str, int]]:
     """GPU or machine of every rank, and how many can compute there at a time."""
-    own = machine_id(), max(1, cores() // torch.get_num_threads())
+    own = machine_id(), max(1, cores() // (torch.get_num_threads() * processes))
     if device.type == "cuda":
         own = gpu_identity(device)[1], 1
     answers = ranks.all_gather("calibration/places", json.dumps(own))
@@ -123,39 +130,17 @@ def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
 
 def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`."""
-    samples: dict[str, list[float]] = {field: [] for field in FIELDS}
-
-    def timed(field: str, work: Callable[[], None]) -> None:
-        _synchronise(model_stage.device)
-        start = time.perf_counter()
-        work()
-        _synchronise(model_stage.device)
-        samples[field].append(time.perf_counter() - start)
-
+    samples = _Samples(model_stage.device)
     operations = model_stage.operations
     activation_codec = operations.activation_codec
     first = model_stage.module.stage.stem is not None
-    message = model_stage.backend.host_buffer(*activation_codec.message)
-    message.copy_(
-        activation_codec.encode_message(torch.randn(activation_codec.shape), gradient=False)
-    )
-    # on a copy, so that training starts from untouched weights and moments; first, since gradients
-    # may replace parameters
-    updated = [p for group in model_stage.optimizer.param_groups for p in group["params"]]
-    copies = [p.detach().clone().requires_grad_() for p in updated]
-    for copy in copies:
-        copy.grad = torch.zeros_like(copy)
-    probe = model_stage.optimizer_config.make(copies)
+    message = _message(model_stage)
 
-    def update() -> None:
-        if averages:
-            model_stage.gradients.to_host()
-            model_stage.gradients.to_device()
-        probe.step()
-        model_stage.module.cast_weights()
+    def exchange() -> None:
+        model_stage.gradients.to_host()
+        model_stage.gradients.to_device()
 
-    for _ in range(REPEATS):
-        timed("update_s", update)
+    _time_updates(samples, model_stage, exchange if averages else None)
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
@@ -184,15 +169,92 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
             if not first and (made := state["input"].grad) is not None:
                 activation_codec.encode_message(made, gradient=True)
 
-        timed("forward_s", forward)
+        samples.time("forward_s", forward)
         if model_stage.module.head is not None:
-            timed("head_s", head)
-        timed("backward_s", backward)
-    # the first round warms up
-    return {
-        field: statistics.median(values[1:]) if len(values) > 1 else 0.0
-        for field, values in samples.items()
+            samples.time("head_s", head)
+        samples.time("backward_s", backward)
+    return samples.medians()
+
+
+def measure_worker(
+    stage: ModelStage, *, plan: TrainingPlan, rank: int, averages: bool = False
+) -> dict[str, float]:
+    """As `measure_compute`, of all GPUs of a worker together, with their collectives."""
+    assert isinstance(stage, LeaderStage)
+    samples, message = _Samples(stage.device), _message(stage)
+    stages, own = len(plan.stage_layers), plan.stage_of[rank]
+    is_last = own == stages - 1
+    inputs = {
+        "F": None if own == 0 else message,
+        "H": None if is_last else message,
+        "B": None if is_last and stage.module.head is not None else message,
     }
+    fields = {"F": "forward_s", "H": "head_s", "B": "backward_s"}
+    _time_updates(samples, stage, stage.write_own_gradients if averages else None)
+    for _ in range(REPEATS + 1):
+        stage.begin(0, plan.schedules[0], counts_memory=False)
+        for kind in fields if stage.module.head is not None else "FB":
+            samples.time(fields[kind], partial(stage.run_op, kind, 0, inputs[kind]))
+    seconds = samples.medians()
+    if plan.recompute[own]:
+        # F once more
+        seconds["backward_s"] = max(seconds["backward_s"] - seconds["forward_s"], 0.0)
+    return seconds
+
+
+class _Samples:
+    """Seconds of operations, by name of `FIELDS`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: dict[str, list[float]] = {field: [] for field in FIELDS}
+
+    def time(self, field: str, work: Callable[[], object]) -> None:
+        """Time an operation."""
+        _synchronise(self._device)
+        start = time.perf_counter()
+        work()
+        _synchronise(self._device)
+        self._seconds[field].append(time.perf_counter() - start)
+
+    def medians(self) -> dict[str, float]:
+        """Medians without the first samples, which warm up."""
+        return {
+            field: statistics.median(values[1:]) if len(values) > 1 else 0.0
+            for field, values in self._seconds.items()
+        }
+
+
+def _message(stage: ModelStage) -> torch.Tensor:
+    """Random activations as a message."""
+    codec = stage.operations.activation_codec
+    message = stage.backend.host_buffer(*codec.message)
+    message.copy_(codec.encode_message(torch.randn(codec.shape), gradient=False))
+    return message
+
+
+def _time_updates(
+    samples: _Samples, stage: ModelStage, exchange: Callable[[], None] | None
+) -> None:
+    """Time optimizer steps, with the copies of gradients before them.
+
+    On copies of parameters, so that training starts from untouched weights and moments; before
+    other operations, since gradients may replace parameters.
+    """
+    updated = [p for group in stage.optimizer.param_groups for p in group["params"]]
+    copies = [p.detach().clone().requires_grad_() for p in updated]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    probe = stage.optimizer_config.make(copies)
+
+    def update() -> None:
+        if exchange is not None:
+            exchange()
+        probe.step()
+        stage.module.cast_weights()
+
+    for _ in range(REPEATS):
+        samples.time("update_s", update)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import planner as pl
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.calibration import Calibration
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
+from tests.planning.test_workers import machines_of
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -188,6 +192,28 @@ def test_weights_evaluation_and_export(tmp_path: Path) -> None:
     assert results[2][2].keys() == results[1][2].keys()
     for name, tensor in results[1][2].items():
         torch.testing.assert_close(results[2][2][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_devices_are_calibrated(tmp_path: Path, shards: int) -> None:
+    """All GPUs of a worker together; training begins as without, and plans take the times."""
+    cluster, workload = machines_of([4, 4]), tiny_workload("llama", batch_samples=8)
+    fields: dict[str, Any] = {"stages": 2, "tensor_parallel": 2, "optimizer_shards": shards}
+    plan = pl.plan(cluster, workload, recompute=(1,), stop=pl.MaxIterations(2), **fields).plan
+    assert plan is not None
+    path = tmp_path / "calibration.json"
+    plain = trained(tmp_path, plan, "--steps", "2")
+    assert trained(tmp_path, plan, "--steps", "2", "--calibrate", str(path)) == plain
+    calibration = Calibration.load(path)
+    assert set(calibration.times) == set(plan.cluster.network.ids)
+    for name, times in calibration.times.items():
+        assert min(times["forward_s"], times["backward_s"], times["update_s"]) > 0
+        last = plan.stage_of[plan.cluster.network.index_of(name)] == 1
+        assert (times["head_s"] > 0) == last
+    if shards == 1:
+        made = pl.plan(cluster, workload, calibration=calibration, stop=pl.Effort(0.02), **fields)
+        assert made.plan is not None and made.plan.compute_times.source != "flops"
+        assert pl.check(made.plan, cluster) == []
 
 
 def test_a_lost_gpu_ends_the_run(tmp_path: Path) -> None:

@@ -29,5 +29,5 @@ def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) ->
         )
         device = torch.device("cpu") if place == "cpu" else torch.device("cuda", 0)
         # whatever a rank computes on, it waits for the same word of all
-        places = calibrate._places(ranks, device)
+        places = calibrate._places(ranks, device, 1)
     assert calibrate._turns(places) == [0, 0, 1, 0, 0, 2, 1]

@@ -46,7 +46,7 @@ CONFLICTS = {
     "direct": ("elastic", "rebalance"),
 }
 """Options that exclude each other."""
-WITHOUT_TENSOR_PARALLEL = ("elastic", "rebalance", "own_pace", "direct", "calibrate")
+WITHOUT_TENSOR_PARALLEL = ("elastic", "rebalance", "own_pace", "direct")
 """Options refused where devices have several GPUs."""
 NEEDS_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),

@@ -54,14 +54,14 @@ class StageOperations:
         self._batch_tokens = workload.batch_samples * workload.architecture.sequence
         self.activation_codec = ActivationCodec(workload)
         self.saved_tensors = SavedTensors()
-        self._counts_memory = device.type == "cpu"
+        self._counts_memory = False
         self._step = 0
         self._loss: Tensor | None = None
 
-    def begin(self, step: int) -> None:
-        """Start a step."""
-        # count one step only, to avoid the overhead
-        self._counts_memory &= not self.saved_tensors.peak_bytes
+    def begin(self, step: int, *, counts_memory: bool = True) -> None:
+        """Start a step; memory is counted in one step only, to avoid the overhead."""
+        on_cpu, counted = self._device.type == "cpu", self.saved_tensors.peak_bytes > 0
+        self._counts_memory = counts_memory and on_cpu and not counted
         self._step = step
         self._activations: dict[int, _MicrobatchActivations] = {}
         self._head_gradients: dict[int, Tensor] = {}

@@ -109,13 +109,13 @@ class GpuStage(ModelStage):
         is_last, sends_to_head = stage == stages - 1, plan.head_stage < stages - 1
         self._sends = {"F": not is_last or sends_to_head, "B": stage > 0, "H": sends_to_head}
 
-    def begin_part(self, step: int, scale_exponent: int) -> None:
+    def begin_part(self, step: int, scale_exponent: int, *, counts_memory: bool = True) -> None:
         """Start of a step, with a loss scale of a power of two."""
         self._step = step
         if self._scaler is not None:
             self._scaler.scale = 2.0**scale_exponent
         self.module.gradients.zero_()
-        self.operations.begin(step)
+        self.operations.begin(step, counts_memory=counts_memory)
 
     def run_part(self, kind: str, microbatch: int, whole_input: Tensor | None) -> Tensor | None:
         """Run an operation on this GPU's tokens; returns all tokens' output if it is sent.
@@ -257,7 +257,7 @@ def follow(stage: GpuStage) -> None:
         code, first, second, third = stage.group.receive_command(COMMAND_LENGTH)
         command = Command(code)
         if command is Command.BEGIN:
-            stage.begin_part(first, second)
+            stage.begin_part(first, second, counts_memory=bool(third))
         elif command is Command.RUN:
             stage.run_part(KINDS[first], second, stage.new_input() if third else None)
         elif command is Command.COLLECT:
@@ -385,12 +385,16 @@ class LeaderStage(GpuStage):
         separate = self._mean is not self.exchanged
         return self.sum_held_bytes() + (self._mean.nbytes if separate else 0)
 
-    def begin(self, step: int, schedule: Schedule) -> None:
+    def begin(self, step: int, schedule: Schedule, *, counts_memory: bool = True) -> None:
         """Start of a step."""
         exponent = 0 if self._scaler is None else round(math.log2(self._scaler.scale))
-        self._send(Command.BEGIN, step, exponent)
+        self._send(Command.BEGIN, step, exponent, counts_memory)
         self._worker_gradients.left_host()
-        self.begin_part(step, exponent)
+        self.begin_part(step, exponent, counts_memory=counts_memory)
+
+    def write_own_gradients(self) -> None:
+        """Write this GPU's gradients into the exchanged vector, as all do at the same time."""
+        self._write((name, p.grad) for name, p in self.module.named_parameters())
 
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B on all GPUs; returns the message of all tokens."""
