@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.checker.packing_bound import packing_s
 from planner.network.network import Network
 
 Floats = NDArray[np.float64]
@@ -30,13 +31,18 @@ def recomputed_bound_s(
         and len(activation_bytes) == len(sizes) - 1
         and len(gradient_bytes) == len(sizes)
     )
-    if not matches or witness.get("kind") != "star and forest":
+    if not matches or witness.get("kind") not in ("star and forest", "packing"):
         return None
     latency = (network.latency_s + network.latency_s.T) / 2
     bandwidth = (network.bandwidth_bytes_per_s + network.bandwidth_bytes_per_s.T) / 2
-    return _star_s(latency, bandwidth, sizes, gradient_bytes) + _forest_s(
-        latency, bandwidth, sizes, activation_bytes
-    )
+    star_s = _star_s(latency, bandwidth, sizes, gradient_bytes)
+    if witness["kind"] == "star and forest":
+        return star_s + _forest_s(latency, bandwidth, sizes, activation_bytes)
+    if any(len(set(values)) != 1 for values in (sizes, activation_bytes, gradient_bytes)):
+        return None
+    hop_s = 2 * (latency + activation_bytes[0] / bandwidth)
+    exchange_s = 2 * (latency + gradient_bytes[0] / (sizes[0] * bandwidth))
+    return packing_s(witness, hop_s, exchange_s, len(sizes), star_s)
 
 
 def _star_s(

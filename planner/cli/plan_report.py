@@ -201,7 +201,7 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         affected = [str(j) for j in levels if j < len(plan.stage_layers)]
         who = f"Stage {', '.join(affected)}" if affected else "Embedding and head"
         who = "Every stage" if len(levels) == len(plan.averaging) else who
-        yield f"{who} averages in two levels: within sites, then between them."
+        yield f"{who} averages in two levels: within sites or other groups, then between them."
     if plan.wiring is Wiring.STOCHASTIC:
         yield (
             "Devices choose paths at run time, starting from this plan's; the order of operations "

@@ -21,6 +21,8 @@ from planner.genetic.classes import (
     solve_classes,
 )
 from planner.genetic.data import groups_of
+from planner.genetic.matched_assignment import data_parallel_cost
+from planner.genetic.packing_bound import MAX_MODELS, PACKING, PackingBound
 from planner.genetic.tempering import ParallelTempering
 from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
@@ -74,6 +76,9 @@ class AutoParams:
         Without a pure time limit: iterations of search and rounds of queries, alternating.
     parallel_queries
         Queries solved at the same time; independent of the machine for reproducibility.
+    packings_per_iteration, max_refinements
+        Without a pure time limit: packings decided per iteration of the limit. Most refinements of
+        the packing bound.
     """
 
     max_classes: int = 20
@@ -91,6 +96,8 @@ class AutoParams:
     search_iterations: int = 300
     rounds: int = 15
     parallel_queries: int = 2
+    packings_per_iteration: int = 10
+    max_refinements: int = 24
 
 
 class AutoSolver:
@@ -120,6 +127,9 @@ class AutoSolver:
                     run.update()
         if run.check() is None:
             self._search_and_prove()
+        if not (run.paced_by_time or self.incumbent.closed):
+            models = self.params.packings_per_iteration * run.max_iterations
+            self._prove_by_packing(int(min(models, MAX_MODELS)))
 
     def _solve_one_pipeline(self) -> None:
         """Solve groups of one device: eq. 1 reduces to the open path of eq. 4."""
@@ -157,7 +167,7 @@ class AutoSolver:
         self.search.run(until_s=until_s, iterations=iterations)
 
     def _search_and_prove(self) -> None:
-        """Search, and improve the chain bound in the remaining time."""
+        """Search, and improve the packing bound and the chain bound in the remaining time."""
         chain = None
         if ChainBound.applies(self.data):
             chain = ChainBound(self.data, self.search.best)
@@ -169,11 +179,12 @@ class AutoSolver:
     def _search_by_time(self, chain: ChainBound | None) -> None:
         run, params = self.search_run, self.params
         until_s = math.inf
-        if chain is not None:
+        if chain is not None or PackingBound.applies(self.data):
             remaining_s = run.remaining_s
             wanted_s = max(params.search_share * remaining_s, params.search_s)
             until_s = run.elapsed_s + min(wanted_s, params.max_search_share * remaining_s)
         self.search.run(until_s=until_s)
+        self._prove_by_packing(MAX_MODELS)
         while chain is not None and run.check() is None and self._solve_queries(chain):
             pass
         self.search.run()
@@ -190,6 +201,21 @@ class AutoSolver:
                 if chain is None or over or not self._solve_queries(chain):
                     chain = None
                     break
+
+    def _prove_by_packing(self, max_packings: int) -> None:
+        """Compute the packing bound, and refine it."""
+        run, incumbent = self.search_run, self.incumbent
+        if not PackingBound.applies(self.data):
+            return
+        packing = PackingBound(
+            self.data, incumbent.objective, max_packings, lambda: run.remaining_s <= 0
+        )
+        data_parallel_s = data_parallel_cost(self.data, self.search.best)
+        for _ in range(self.params.max_refinements):
+            incumbent.require_admitted(packing.bound_at(data_parallel_s), PACKING)
+            incumbent.offer_bound(packing.bound, PACKING, packing.witness)
+            if not packing.refine():
+                break
 
     def _solve_queries(self, chain: ChainBound) -> bool:
         """Solve one round of queries in parallel; False if there are none left."""

@@ -342,6 +342,12 @@ class Devices:
         within = mapping(
             "devices.site_within", {} if self.site_within is None else self.site_within
         )
+        for site, outer in within.items():
+            if not isinstance(outer, str):
+                raise ValueError(
+                    f"devices.site_within of {site!r} is {short_repr(outer)}; name the site around "
+                    "it"
+                )
         named = set(sites or ())
         for site in sorted(named):
             named.update(_around(site, within))

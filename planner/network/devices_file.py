@@ -462,7 +462,8 @@ def _devices(
             return None
         return column(field, fastest if stated is None else stated)
 
-    named = {row.line_name for row in (*rows, *of_sites) if row.line_name}
+    lines = (*rows, *of_sites)
+    named = {name for row in lines for name in (row.machine, row.site, row.within) if name}
     sites = []
     for d, row in enumerate(rows):
         alone = f"device {d}"

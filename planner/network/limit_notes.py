@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,11 +91,13 @@ def unlimited_sites(cluster: Cluster) -> str:
     if devices.sites is None or len(set(devices.sites)) < 2:
         return ""
     limits = (devices.site_upload_bytes_per_s or {}, devices.site_download_bytes_per_s or {})
-    count = Counter(devices.sites[d] for d in np.flatnonzero(_unlimited(cluster)).tolist())
+    unlimited, innermost = _unlimited(cluster), set(devices.sites)
     sites = [
         site
-        for site, many in count.items()
-        if many > 1 and not all(site in limit for limit in limits)
+        for site, inside in cluster.inside.items()
+        # devices that have limits of their own may share a line around them
+        if 1 < (inside if site not in innermost else inside & unlimited).sum() < len(cluster)
+        and not all(site in limit for limit in limits)
     ]
     if not sites:
         return ""

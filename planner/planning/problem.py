@@ -145,13 +145,18 @@ class PlanningProblem:
 
 def _with_shards(cluster: Cluster, workload: Workload, shards: int, copies: int) -> Workload:
     """The workload with optimizer state in shards, of which each needs a device of the stage."""
-    devices = cluster.devices
-    able = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
-    if shards * copies > max(able, 1):
+    computes = np.asarray(cluster.devices.can_compute)
+    able = int((computes & np.asarray(cluster.devices.can_aggregate)).sum())
+    if shards > 1 and shards * copies > able:
         times = f" with optimizer_copies {copies}" if copies > 1 else ""
         raise ProblemError(
             f"optimizer_shards is {shards}{times}, and {counted(able, 'device')} can compute and "
             f"aggregate, of which each stage needs {shards * copies}; give fewer"
+        )
+    if copies > max(int(computes.sum()), 1):
+        raise ProblemError(
+            f"optimizer_copies is {copies}, and {counted(int(computes.sum()), 'device')} can "
+            "compute, of which each stage needs as many; give fewer"
         )
     try:
         return workload.replace(optimizer_shards=shards)

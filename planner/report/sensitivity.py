@@ -120,7 +120,8 @@ def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     for d in list(dict.fromkeys(single))[:MAX_SINGLE]:
         of_it = np.arange(len(ids)) == d
         yield "uplink and downlink of", ids[d], partial(_slower_lines, plan, cluster, of_it, False)
-    sites = Counter(plan.cluster.devices.sites or ())
+    inside = plan.cluster.inside
+    sites = Counter({site: int(members.sum()) for site, members in inside.items()})
     for site, devices in sites.most_common(MAX_SINGLE):
         if devices > 1 and any(site in (x or {}) for x in _site_lines(plan)):
             yield "shared link of site", site, partial(_slower_site, plan, cluster, site)
@@ -172,6 +173,9 @@ def _slower_lines(
     }
     changed = replace(devices, **changes)
     slower = {s for s, slow in zip(devices.sites or (), which, strict=False) if slow and sites}
+    if sites:
+        # and of sites around them, where all devices are among these
+        slower |= {site for site, members in cluster.inside.items() if not (members & ~which).any()}
     return plan.replace(cluster=cluster.replace(devices=_slower_sites(changed, slower)))
 
 

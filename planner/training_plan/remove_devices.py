@@ -32,6 +32,12 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
             "lost device has one that no other has; plan with --optimizer-copies 2, or leave "
             "--elastic out and write checkpoints"
         )
+    if plan.shards_optimizer and plan.averages_for:
+        name = plan.cluster.network.ids[min(plan.averages_for)]
+        raise PlanError(
+            f"--elastic: device {name!r} owns optimizer state and holds no stage, which elastic "
+            "runs do not support; plan without it, or leave --elastic out"
+        )
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
             "--elastic: --checkpoint: with sync.delayed, an outer step ends one step late, and the "

@@ -133,9 +133,13 @@ def test_nobody_has_the_share_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_comes_back(tmp_path: Path) -> None:
-    """With the share of the whole plan again, and parameters, from the others."""
-    plan = in_copies(tiny_workload(batch_samples=8), FIVE)
+@pytest.mark.parametrize("grid", [FIVE, TWO_STAGES], ids=["one stage", "two stages"])
+def test_it_comes_back(grid: list[list[int]], tmp_path: Path) -> None:
+    """With the share of the whole plan again, and parameters, from the others.
+
+    No connection is closed while others still spread theirs: it would be reported as reset.
+    """
+    plan = in_copies(tiny_workload(batch_samples=8), grid)
     came, losses = come_back(plan, 400, tmp_path)
     torch.set_num_threads(1)
     expected = [x for x, _ in islice(train_single(plan, 400, OptimizerConfig()), came + 50)]

@@ -13,6 +13,7 @@ import planner as pl
 from planner.cli.main import main
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
+from planner.network.limit_notes import unlimited_sites
 from planner.network.link import Link
 from tests.conftest import tiny_workload
 
@@ -256,6 +257,26 @@ def test_plans_know_lines_around_lines(tmp_path: Path, fields: dict[str, Any]) -
         assert getattr(again, field) == getattr(made.plan.cluster.devices, field)
     slower = replace(cluster.devices, site_within={"m1": "west", "south": "land", "west": "land"})
     assert pl.check(made.plan, cluster.replace(devices=slower)) != []
+
+
+def test_unstated_rates_of_lines_are_told() -> None:
+    """Also of a line around sites with rates of their own; of all devices there is none to tell."""
+    network = pl.Network(np.full((4, 4), 0.02), np.full((4, 4), 1e8))
+    lines = dict.fromkeys("abcd", 1e7)
+    within = {"a": "germany", "b": "germany", "c": "france", "d": "france", "germany": "eu"}
+    fields: dict[str, Any] = {"sites": list("abcd"), "site_upload_bytes_per_s": lines}
+    fields |= {"site_within": within | {"france": "eu"}, "site_download_bytes_per_s": lines}
+    told = unlimited_sites(pl.Cluster(network, pl.Devices(1e12, 1e9, **fields)))
+    assert "no rate is given for the shared line of france, germany" in told
+    for wrong in (3, None, ["x"]):
+        with pytest.raises(ValueError, match=r"site_within of .a. is .*; name the site"):
+            pl.Cluster(network, pl.Devices(1e12, 1e9, **fields | {"site_within": {"a": wrong}}))
+
+
+def test_generated_names_of_sites_are_new(tmp_path: Path) -> None:
+    rows = "name,machine,site,within,gpu\na,device 1,s,device 2,T4\nb,,,,T4\nc,,,,T4\n"
+    sites = load_devices(write_csv(tmp_path, rows), four_places()).devices.sites
+    assert sites == ("device 1", "device 1'", "device 2'")
 
 
 @pytest.mark.parametrize(

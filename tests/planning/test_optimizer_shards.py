@@ -217,6 +217,47 @@ def test_copies_are_at_sites_where_their_lines_are_slow() -> None:
     ]
 
 
+def test_copies_are_in_sites_around_sites() -> None:
+    """Not in those whose names come first: lines around two machines each are slow."""
+    names = [f"m{k // 2}" for k in range(8)]
+    outer = {"m0": "west", "m1": "south", "m2": "west", "m3": "south"}
+    lines = dict.fromkeys(["west", "south"], 2e7)
+    devices = pl.Devices(
+        1e11,
+        16e9,
+        sites=names,
+        site_within=outer,
+        site_upload_bytes_per_s=lines,
+        site_download_bytes_per_s=lines,
+    )
+    cluster = pl.Cluster(pl.Network(np.full((8, 8), 1e-3), np.full((8, 8), 1e8)), devices)
+    for averaging in ("equal", "adaptive"):
+        plan = pl.plan(
+            cluster,
+            tiny_workload(batch_samples=64),
+            stages=1,
+            optimizer_shards=2,
+            optimizer_copies=2,
+            averaging=averaging,
+            stop=pl.MaxIterations(2),
+        ).plan
+        assert plan is not None
+        groups = {frozenset(group.members) for group in plan.averaging[0][-1]}
+        assert groups == {frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7})}
+
+
+def test_copies_without_shards_need_no_aggregators() -> None:
+    able = [True] + [False] * 5
+    cluster = pl.Cluster(random_network(6), pl.Devices(1e9, 16e9, can_aggregate=able))
+    fields: dict[str, Any] = {"averaging": "adaptive", "stop": pl.MaxIterations(1)}
+    plan = pl.plan(cluster, tiny_workload(), stages=1, optimizer_copies=2, **fields).plan
+    assert plan is not None and len(plan.assignment.groups[0]) >= 2
+    with pytest.raises(ProblemError, match="optimizer_copies is 7, and 6 devices can compute"):
+        pl.plan(cluster, tiny_workload(), optimizer_copies=7, **fields)
+    with pytest.raises(ProblemError, match="optimizer_copies is 3, and a stage has 2 devices"):
+        pl.plan(cluster, tiny_workload(), stages=3, optimizer_copies=3, **fields)
+
+
 def test_copies_need_as_many_devices() -> None:
     cluster = pl.Cluster(random_network(6), pl.Devices(1e9, 16e9))
     fields: dict[str, Any] = {"optimizer_copies": 2, "stop": pl.MaxIterations(1)}

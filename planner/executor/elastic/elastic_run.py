@@ -231,6 +231,9 @@ class ElasticRun:
                     self._step_done(record, committer)
                     self._evaluate(evaluation, record.step)
                     if committer.admits_joiners:
+                        if self.plan.shards_optimizer:
+                            # others may still spread parameters, and need connections to all
+                            self.ranks.barrier(f"spread/{record.step}")
                         self._finish_checkpoint()
                         return False
             self._finish_checkpoint()

@@ -35,7 +35,7 @@ def spread_in_fp32(
         parts.append((slice(tied), tied_averager(plan, ranks.rank)))
     peers = {peer for _, averager in parts for peer in averager.peers}
     keys = duplex_keys(ChannelKind.AVERAGING, peers)
-    with connections_to(ranks, keys, name) as opened, ranks.error_latch() as error_latch:
+    with ranks.error_latch() as error_latch, connections_to(ranks, keys, name) as opened:
         connections = AveragingConnections(
             duplex_channels(opened, ChannelKind.AVERAGING, ranks.rank), error_latch
         )

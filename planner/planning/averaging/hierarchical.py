@@ -28,7 +28,7 @@ def has_hierarchy(cluster: Cluster) -> bool:
     if not (devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s):
         return False
     n = len(cluster)
-    return any(1 < len(set(level)) < n for level in _levels(cluster, range(n)))
+    return any(1 < len(set(level)) < n for level in site_levels(cluster, range(n)))
 
 
 def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAveraging]:
@@ -40,7 +40,7 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAve
         return []
     can_sum = np.asarray(cluster.devices.can_aggregate)
     found = []
-    for level in _levels(cluster, group):
+    for level in site_levels(cluster, group):
         devices_at: dict[str, list[int]] = {}
         for d, site in zip(group, level, strict=True):
             devices_at.setdefault(site, []).append(d)
@@ -51,7 +51,7 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAve
     return found
 
 
-def _levels(cluster: Cluster, group: Sequence[int]) -> Iterator[list[str]]:
+def site_levels(cluster: Cluster, group: Sequence[int]) -> Iterator[list[str]]:
     """Sites of devices, then sites around those, up to the outermost."""
     around = [cluster.devices.sites_around(d) for d in group]
     deepest = max(map(len, around))

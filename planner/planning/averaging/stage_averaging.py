@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.lp.owner_shares import owner_shares
 from planner.network.cluster import Cluster, member_limits
 from planner.network.dtype import Dtype
-from planner.planning.averaging.hierarchical import hierarchical_rounds
+from planner.planning.averaging.hierarchical import hierarchical_rounds, site_levels
 from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.planning.request import ShareRule
 from planner.problems import AveragingProblem, ProblemError
@@ -83,8 +83,13 @@ def averaging_rounds(
     Appendix C.
     """
     can_own = np.asarray(cluster.devices.can_aggregate)[list(group)]
-    owners, needed = int(can_own.sum()), optimizer_shards * optimizer_copies
-    if needed > (owners if optimizer_shards > 1 else len(group)):
+    owners = int(can_own.sum())
+    if optimizer_shards == 1 and optimizer_copies > len(group):
+        raise ProblemError(
+            f"optimizer_copies is {optimizer_copies}, and a stage has "
+            f"{counted(len(group), 'device')}; give fewer, or more pipelines"
+        )
+    if optimizer_shards > 1 and optimizer_shards * optimizer_copies > owners:
         times = f" with optimizer_copies {optimizer_copies}" if optimizer_copies > 1 else ""
         raise ProblemError(
             f"optimizer_shards is {optimizer_shards}{times}, and of "
@@ -181,16 +186,20 @@ def _sharded_rounds(
 def _groupings(
     cluster: Cluster, members: tuple[int, ...], copies: int
 ) -> list[list[tuple[int, ...]]]:
-    """Groups of near devices, and groups that each take of everywhere; owners first."""
+    """Whole sites or regions in groups with as many owners, and groups that take of everywhere."""
     can_own = np.asarray(cluster.devices.can_aggregate)
-    places = cluster.devices.sites or cluster.network.regions
-    ordered = sorted(members, key=lambda d: (not can_own[d], places[d]))
-    owners = int(can_own[list(members)].sum())
-    near = [ordered[owners * k // copies : owners * (k + 1) // copies] for k in range(copies)]
-    for k, d in enumerate(ordered[owners:]):
-        near[k % copies].append(d)
-    mixed = [ordered[k::copies] for k in range(copies)]
-    return [[tuple(sorted(group)) for group in groups] for groups in (near, mixed)]
+    regions = [cluster.network.regions[d] for d in members]
+    found = []
+    for level in [*site_levels(cluster, members), regions, list(map(str, members))]:
+        at: dict[str, list[int]] = {}
+        for d, place in zip(members, level or regions, strict=True):
+            at.setdefault(place, []).append(d)
+        groups: list[list[int]] = [[] for _ in range(copies)]
+        # the largest first, each to the group with the fewest owners
+        for devices in sorted(at.values(), key=lambda devices: -int(can_own[devices].sum())):
+            min(groups, key=lambda group: (can_own[group].sum(), len(group))).extend(devices)
+        found.append([tuple(sorted(group)) for group in groups])
+    return [groups for groups in found if all(groups)]
 
 
 def adaptive_owners(
