@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 Floats = NDArray[np.float64]
 ROUNDING = 1e-9
@@ -101,6 +100,9 @@ class _Claims:
 
         A variable is 1 if a component has so many runs of a part.
         """
+        # plans are read where SciPy is not installed
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         columns = [
             (c, p, number)
             for c, (size, allowed, _) in enumerate(choices)

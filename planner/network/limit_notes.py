@@ -92,12 +92,16 @@ def unlimited_sites(cluster: Cluster) -> str:
         return ""
     limits = (devices.site_upload_bytes_per_s or {}, devices.site_download_bytes_per_s or {})
     unlimited, innermost = _unlimited(cluster), set(devices.sites)
+    # devices that have limits of their own may share a line around them
+    count = {
+        site: (cluster.inside[site] & (unlimited | (site not in innermost))).sum()
+        for d in range(len(cluster))
+        for site in devices.sites_around(d)
+    }
     sites = [
         site
-        for site, inside in cluster.inside.items()
-        # devices that have limits of their own may share a line around them
-        if 1 < (inside if site not in innermost else inside & unlimited).sum() < len(cluster)
-        and not all(site in limit for limit in limits)
+        for site, many in count.items()
+        if 1 < many < len(cluster) and not all(site in limit for limit in limits)
     ]
     if not sites:
         return ""

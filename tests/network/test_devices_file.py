@@ -267,7 +267,7 @@ def test_unstated_rates_of_lines_are_told() -> None:
     fields: dict[str, Any] = {"sites": list("abcd"), "site_upload_bytes_per_s": lines}
     fields |= {"site_within": within | {"france": "eu"}, "site_download_bytes_per_s": lines}
     told = unlimited_sites(pl.Cluster(network, pl.Devices(1e12, 1e9, **fields)))
-    assert "no rate is given for the shared line of france, germany" in told
+    assert "no rate is given for the shared line of germany, france" in told
     for wrong in (3, None, ["x"]):
         with pytest.raises(ValueError, match=r"site_within of .a. is .*; name the site"):
             pl.Cluster(network, pl.Devices(1e12, 1e9, **fields | {"site_within": {"a": wrong}}))
