@@ -17,7 +17,7 @@ import torch
 from planner.executor.comm.comm_plan import owned_ranges
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.optimizer_segments import MASTER
+from planner.executor.runtime.optimizer_segments import MASTER, MOMENTS
 from planner.executor.runtime.sharded_model_stage import OptimizerShard, ShardedModelStage
 from planner.executor.runtime.spread_parameters import spread_in_fp32
 from planner.executor.transport.connections import (
@@ -29,8 +29,6 @@ from planner.executor.transport.connections import (
 )
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Part(NamedTuple):

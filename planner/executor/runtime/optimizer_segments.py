@@ -16,6 +16,8 @@ from planner.training_plan.shares import Range
 
 MASTER = "parameter"
 """Field of the fp32 parameters."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Fields of AdamW's moments."""
 SEGMENT = "optimizer@"
 """Begins the keys of parts."""
 
@@ -65,7 +67,7 @@ def segments_of(named: Mapping[str, Tensor], ranges: Iterable[Range]) -> list[Se
 def fields_in(state_dict: Mapping[str, Tensor]) -> list[str]:
     """Fields of AdamW's state that it has; none before the first step."""
     kinds = {key.rpartition("/")[0].rpartition("/")[2] for key in state_dict}
-    return [field for field in ("step", "exp_avg", "exp_avg_sq") if field in kinds]
+    return [field for field in ("step", *MOMENTS) if field in kinds]
 
 
 def joined_segments(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

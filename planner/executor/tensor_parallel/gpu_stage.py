@@ -18,6 +18,7 @@ from planner.executor.data.microbatches import Microbatches
 from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
+from planner.executor.runtime.optimizer_segments import MOMENTS
 from planner.executor.runtime.stage_module import (
     LoadWeights,
     require_executable,
@@ -31,7 +32,6 @@ from planner.training_plan.schedule import Schedule
 
 KINDS = "FHB"
 PARAMETER = "parameter"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 OWNED = "owned parameter"
 FIELDS = (PARAMETER, *MOMENTS, outer.PARAMETER, outer.MOMENTUM, OWNED)
 """State of a parameter: itself, AdamW's moments, of the outer optimizer, and in fp32 where only a

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.comm_plan import owned_ranges
-from planner.executor.runtime.optimizer_segments import MASTER, fields_in, segments_of
+from planner.executor.runtime.optimizer_segments import MASTER, MOMENTS, fields_in, segments_of
 from planner.executor.runtime.sharded_model_stage import OptimizerShard, ShardedModelStage
 from planner.executor.tensor_parallel.gpu_stage import (
-    MOMENTS,
     OWNED,
     PARAMETER,
     Command,

@@ -192,7 +192,7 @@ def _groupings(
     found = []
     for level in [*site_levels(cluster, members), regions, list(map(str, members))]:
         at: dict[str, list[int]] = {}
-        for d, place in zip(members, level or regions, strict=True):
+        for d, place in zip(members, level, strict=True):
             at.setdefault(place, []).append(d)
         groups: list[list[int]] = [[] for _ in range(copies)]
         # the largest first, each to the group with the fewest owners
