@@ -104,7 +104,13 @@ rank() {{  # NAME=VALUE ... [-- OPTION ...]
 user=("$@")
 case "$host" in
 {_cases(trainer, launch)}esac
-for _ in "${{pids[@]}}"; do wait -n; done
+# wait -n may miss a rank that has ended before
+while [ ${{#pids[@]}} -gt 0 ]; do
+  for k in "${{!pids[@]}}"; do
+    if ! kill -0 "${{pids[k]}}" 2>/dev/null; then wait "${{pids[k]}}"; unset "pids[k]"; fi
+  done
+  sleep 0.2
+done
 """
 
 
