@@ -145,6 +145,7 @@ class _StepSimulation:
         self.plan, self.n = plan, len(plan.cluster)
         self.rate = plan.cluster.network.bandwidth_bytes_per_s
         self.latency = plan.cluster.network.latency_s
+        self.sites_around = sites_around(plan.cluster.devices, self.n)
         self.line_of: dict[tuple[str, int | str], int] = {}
         self.capacity: list[float] = []
         self._lines()
@@ -301,7 +302,7 @@ class _StepSimulation:
     def _links(self) -> CheckerLinks:
         from planner.checker.event_loop import CheckerLinks
 
-        around = sites_around(self.plan.cluster.devices, self.n)
+        around = self.sites_around
         width = 2 + 2 * max(map(len, around))
         lines = np.full((len(self.pairs), width), NOTHING, dtype=np.int64)
         max_rate = np.zeros(len(self.pairs))
@@ -396,8 +397,7 @@ class _StepSimulation:
         load: dict[tuple[str, int | str], float] = {}
         for d, out, into in zip(members, sent.sum(axis=1), sent.sum(axis=0), strict=True):
             load["up", d], load["down", d] = float(out), float(into)
-        every = sites_around(self.plan.cluster.devices, self.n)
-        around = [every[d] for d in members]
+        around = [self.sites_around[d] for d in members]
         for site in {site for sites in around for site in sites}:
             inside = np.array([site in sites for sites in around])
             load["site up", site] = float(sent[inside][:, ~inside].sum())

@@ -94,10 +94,14 @@ def links_of(
     np.fill_diagonal(rate, 0.0)
     np.fill_diagonal(latency, 0.0)
     capacity: list[float] = []
-    sides: list[Ints] = []
+    # of both devices, and of all sites around them
+    deepest = max(len(cluster.devices.sites_around(d)) for d in range(n))
+    uses = np.full((n, n, 2 + 2 * deepest), -1, dtype=np.int64)
+    used = np.zeros((n, n), dtype=np.int64)
 
     def limit(chosen: NDArray[np.bool_], bytes_per_s: float) -> None:
-        sides.append(np.where(chosen, len(capacity), -1))
+        uses[(*np.nonzero(chosen), used[chosen])] = len(capacity)
+        used[chosen] += 1
         capacity.append(bytes_per_s)
 
     device = np.arange(n)
@@ -114,9 +118,6 @@ def links_of(
     for site, site_limit in (cluster.devices.site_download_bytes_per_s or {}).items():
         inside = cluster.inside[site]
         limit(np.outer(~inside, inside), site_limit * speed / shrink)
-    # those that a pair has, first
-    uses = -np.sort(-np.stack(sides, axis=-1), axis=-1)
-    uses = uses[..., : int((uses >= 0).sum(axis=-1).max(initial=1))]
     return EmulatedLinks(
         rate.ravel(),
         latency.ravel(),

@@ -15,10 +15,11 @@ follow from its upper end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -53,6 +54,22 @@ class _Component:
 
     size: int
     partner_s: Floats
+
+
+class _Choices(NamedTuple):
+    """Numbers of runs of a part that a component may have, with eq. 2 at most a cap.
+
+    Attributes
+    ----------
+    numbers
+        Those that some device allows.
+    needed
+        Those that the device with the fewest allows; all others allow as many at least.
+    """
+
+    size: int
+    numbers: tuple[int, ...]
+    needed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -178,36 +195,34 @@ class PackingBound:
         # every device needs some number of runs
         if any(not flags[:, 1:].any(axis=1).all() for flags in allowed):
             return False
+        choices = []
+        for component, flags in zip(components, allowed, strict=True):
+            strictest = flags[int(flags.sum(axis=1).argmin())]
+            numbers, needed = (
+                tuple(np.flatnonzero(which).tolist()) for which in (flags.any(axis=0), strictest)
+            )
+            choices.append(_Choices(component.size, numbers, needed))
         for parts in partitions(self.stages, k + 1):
-            if self._is_limited() or self._packs(components, allowed, parts):
+            if self._is_limited() or self._packs(choices, parts):
                 return True
         return False
 
-    def _packs(
-        self, components: list[_Component], allowed: list[Bools], parts: tuple[int, ...]
-    ) -> bool:
+    def _packs(self, choices: Sequence[_Choices], parts: tuple[int, ...]) -> bool:
         """Whether runs of these lengths may fill all components."""
-        kinds = {
-            (component.size, tuple(np.flatnonzero(flags.any(axis=0)).tolist()))
-            for component, flags in zip(components, allowed, strict=True)
-        }
+        kinds = {(size, numbers) for size, numbers, _ in choices}
         if not all(_may_fill_alone(*kind, parts) for kind in kinds):
             return False
         self._models_left -= 1
         model = cp_model.CpModel()
         runs_of_part: list[list[cp_model.IntVar]] = [[] for _ in parts]
-        for component, flags in zip(components, allowed, strict=True):
-            numbers = [v for v in range(1, flags.shape[1]) if flags[:, v].any()]
-            # of the device with the fewest choices; all others have as many at least
-            strictest = flags[int(flags.sum(axis=1).argmin())]
-            needed = [v for v in numbers if strictest[v]]
+        for size, numbers, needed in choices:
             runs = []
             for length, of_part in zip(parts, runs_of_part, strict=True):
-                domain = [0, *(v for v in numbers if v * length <= component.size)]
+                domain = [0, *(v for v in numbers if v * length <= size)]
                 number = model.new_int_var_from_domain(cp_model.Domain.from_values(domain), "")
                 runs.append(number)
                 of_part.append(number)
-            model.add(sum(a * v for a, v in zip(parts, runs, strict=True)) == component.size)
+            model.add(sum(a * v for a, v in zip(parts, runs, strict=True)) == size)
             if len(needed) < len(numbers):
                 holds = [model.new_bool_var("") for _ in runs]
                 for number, flag in zip(runs, holds, strict=True):

@@ -257,8 +257,9 @@ def _shared_needs(members: Ints, sent: Floats, links: LinkResources) -> dict[int
     n = len(links)
     need = dict(zip(members.tolist(), sent.sum(axis=1).tolist(), strict=True))
     need |= dict(zip((n + members).tolist(), sent.sum(axis=0).tolist(), strict=True))
+    sites = links.sites_of[members]
     for k in range(links.sites):
-        at_site = links.inside(k, members)
+        at_site = (sites == k).any(axis=1)
         need[2 * n + k] = float(sent[np.ix_(at_site, ~at_site)].sum())
         need[2 * n + links.sites + k] = float(sent[np.ix_(~at_site, at_site)].sum())
     return {r: size for r, size in need.items() if size > 0}

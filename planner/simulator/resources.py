@@ -103,10 +103,6 @@ class LinkResources:
         """Most resources that a pair shares with others."""
         return 2 + 2 * int(self.sites_of.shape[1])
 
-    def inside(self, site: int, devices: Ints) -> NDArray[np.bool_]:
-        """Whether devices are in a site, or in one within it."""
-        return np.asarray((self.sites_of[devices] == site).any(axis=1))
-
 
 def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:
     return np.array([(limits or {}).get(name, np.inf) for name in names], dtype=np.float64)

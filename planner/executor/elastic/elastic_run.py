@@ -213,9 +213,9 @@ class ElasticRun:
             previous=self.worker,
             committer=committer,
         )
-        for begun in self._unreported if self.ranks.rank == 0 else ():
+        for unreported in self._unreported if self.ranks.rank == 0 else ():
             for event in membership_events(
-                begun, self._full_plan, time.monotonic() - self._began_s
+                unreported, self._full_plan, time.monotonic() - self._began_s
             ):
                 self._progress.between_steps(event_line(event), **event)
         self._unreported.clear()

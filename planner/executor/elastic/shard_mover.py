@@ -1,8 +1,8 @@
 """Moves optimizer state in shards to its new owners, after devices were lost or joined.
 
 Every part is on several devices of its stage (`TrainingPlan.optimizer_copies`). At the start of a
-generation all ranks exchange which parts they hold and need, and derive the same transfers. Nobody
-gives up parts before all have received theirs.
+generation all ranks exchange which parts they hold and need, and derive the same transfers. A rank
+discards its old parts only after all ranks have received theirs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.comm.comm_plan import owned_ranges
+from planner.executor.comm.group_roles import chunk_ranges
 from planner.executor.runtime.optimizer_segments import MASTER, MOMENTS, fields_in, segments_of
 from planner.executor.runtime.sharded_model_stage import OptimizerShard, ShardedModelStage
 from planner.executor.tensor_parallel.gpu_stage import (
@@ -23,7 +24,6 @@ from planner.executor.tensor_parallel.gpu_stage import (
     LeaderStage,
 )
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.shares import Range
 
 
 class ShardedGpuStage(ShardedModelStage, GpuStage):
@@ -34,7 +34,8 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         self.group.barrier()
         owned = owned_ranges(plan, rank, len(self.exchanged), self.module.tied_numel).values()
         self._owned = segments_of(self._whole, owned)
-        own = [_part(whole, self.group.index, self.group.size) for whole in owned]
+        # of several pieces the last one has an element if any has: the leader's
+        own = [chunk_ranges(part, self.group.size)[-1 - self.group.index] for part in owned]
         self.shard = OptimizerShard(self._whole, own, self.optimizer_config, self.device)
         # before anything else is written there
         self.group.barrier()
@@ -51,7 +52,7 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         if field == PARAMETER:
             super().write_state(field)
             return
-        self.shard.write(self.exchanged, MASTER if field == OWNED else field)
+        self.shard.write(self.exchanged, _field_of_share(field))
         self.group.barrier()
 
     def read_state(self, field: str, optimizer_steps: int) -> None:
@@ -59,7 +60,7 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         if field == PARAMETER:
             super().read_state(field, optimizer_steps)
             return
-        self.shard.read(self.exchanged, MASTER if field == OWNED else field, optimizer_steps)
+        self.shard.read(self.exchanged, _field_of_share(field), optimizer_steps)
         self.group.barrier()
 
 
@@ -88,13 +89,13 @@ class ShardedLeaderStage(ShardedGpuStage, LeaderStage):
         state: Mapping[str, Any] = next(iter(self.optimizer.state.values()), {})
         for field in (OWNED, *(field for field in MOMENTS if field in state)):
             self._gather(field)
-            kind = MASTER if field == OWNED else field
             for segment in self._owned:
-                tensors[segment.key(kind)] = self.exchanged[slice(*segment.range)].clone()
+                part = self.exchanged[slice(*segment.range)]
+                tensors[segment.key(_field_of_share(field))] = part.clone()
         if "step" in state:
             step = torch.as_tensor(state["step"]).cpu().reshape(-1)
             tensors |= {segment.key("step"): step.clone() for segment in self._owned}
-        return tensors if self._scaler is None else tensors | self._scaler.state_dict()
+        return tensors | self.joining_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`, or that of a device with all optimizer state."""
@@ -106,19 +107,16 @@ class ShardedLeaderStage(ShardedGpuStage, LeaderStage):
             steps = int(self._owned[0].find(state_dict, "step"))
         for field in (OWNED, *(field for field in MOMENTS if field in fields)):
             for segment in self._owned:
-                part = segment.find(state_dict, MASTER if field == OWNED else field)
+                part = segment.find(state_dict, _field_of_share(field))
                 self.exchanged[slice(*segment.range)].copy_(part)
             self._spread(field, steps)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state_dict)
+        self.load_joining_state(state_dict)
 
     def _spread_loaded(self) -> None:
         super()._spread_loaded()
         self._spread(OWNED)
 
 
-def _part(whole: Range, index: int, size: int) -> Range:
-    """One of equal parts of a range; the first has an element if any has."""
-    start, stop = whole
-    first, last = (start - (-k * (stop - start) // size) for k in (index, index + 1))
-    return first, last
+def _field_of_share(field: str) -> str:
+    """A field of the state as `OptimizerShard` and checkpoints call it."""
+    return MASTER if field == OWNED else field

@@ -28,7 +28,7 @@ def has_hierarchy(cluster: Cluster) -> bool:
     if not (devices.site_upload_bytes_per_s or devices.site_download_bytes_per_s):
         return False
     n = len(cluster)
-    return any(1 < len(set(level)) < n for level in site_levels(cluster, range(n)))
+    return any(1 < len(devices_at) < n for devices_at in site_groups(cluster, range(n)))
 
 
 def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAveraging]:
@@ -40,10 +40,7 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAve
         return []
     can_sum = np.asarray(cluster.devices.can_aggregate)
     found = []
-    for level in site_levels(cluster, group):
-        devices_at: dict[str, list[int]] = {}
-        for d, site in zip(group, level, strict=True):
-            devices_at.setdefault(site, []).append(d)
+    for devices_at in site_groups(cluster, group):
         if 1 < len(devices_at) < len(group) and all(
             can_sum[members].any() for members in devices_at.values()
         ):
@@ -51,13 +48,17 @@ def hierarchical_rounds(cluster: Cluster, group: Sequence[int]) -> list[StageAve
     return found
 
 
-def site_levels(cluster: Cluster, group: Sequence[int]) -> Iterator[list[str]]:
-    """Sites of devices, then sites around those, up to the outermost."""
-    around = [cluster.devices.sites_around(d) for d in group]
-    deepest = max(map(len, around))
+def site_groups(cluster: Cluster, group: Sequence[int]) -> Iterator[dict[str, list[int]]]:
+    """Devices by site, then by the sites around those, up to the outermost."""
+    around = {d: cluster.devices.sites_around(d) for d in group}
+    deepest = max(map(len, around.values()))
     for level in range(deepest):
-        # the outermost sites of all are one level
-        yield [sites[max(level - deepest + len(sites), 0)] for sites in around if sites]
+        devices_at: dict[str, list[int]] = {}
+        for d, sites in around.items():
+            # the outermost sites of all are one level
+            site = sites[max(level - deepest + len(sites), 0)]
+            devices_at.setdefault(site, []).append(d)
+        yield devices_at
 
 
 def _rounds_between(cluster: Cluster, devices_at: Mapping[str, Sequence[int]]) -> StageAveraging:

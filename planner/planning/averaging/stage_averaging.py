@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.lp.owner_shares import owner_shares
 from planner.network.cluster import Cluster, member_limits
 from planner.network.dtype import Dtype
-from planner.planning.averaging.hierarchical import hierarchical_rounds, site_levels
+from planner.planning.averaging.hierarchical import hierarchical_rounds, site_groups
 from planner.planning.averaging.two_frequency import two_frequency_rounds
 from planner.planning.request import ShareRule
 from planner.problems import AveragingProblem, ProblemError
@@ -161,14 +161,15 @@ def _sharded_rounds(
     hierarchical: bool,
 ) -> StageAveraging:
     """Rounds that reduce gradients to the owners of shards, and spread their parameters."""
-    can_own = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    able = np.asarray(cluster.devices.can_aggregate)
+    can_own = able[list(members)]
     rounds: list[StageAveraging] = []
     if copies > 1:
         groupings = _groupings(cluster, members, copies)
         rounds += [
             rounds_of_copies(cluster, groups, spread_dtype)
             for groups in groupings
-            if min(sum(can_own[members.index(d)] for d in group) for group in groups) >= shards
+            if min(able[list(group)].sum() for group in groups) >= shards
         ]
     else:
         rounds.append(_owner_rounds(members, shares_of(can_own.astype(float)), spread_dtype))
@@ -188,15 +189,15 @@ def _groupings(
 ) -> list[list[tuple[int, ...]]]:
     """Whole sites or regions in groups with as many owners, and groups that take of everywhere."""
     can_own = np.asarray(cluster.devices.can_aggregate)
-    regions = [cluster.network.regions[d] for d in members]
+    in_region: dict[str, list[int]] = {}
+    for d in members:
+        in_region.setdefault(cluster.network.regions[d], []).append(d)
+    levels = [list(at.values()) for at in (*site_groups(cluster, members), in_region)]
     found = []
-    for level in [*site_levels(cluster, members), regions, list(map(str, members))]:
-        at: dict[str, list[int]] = {}
-        for d, place in zip(members, level, strict=True):
-            at.setdefault(place, []).append(d)
+    for places in [*levels, [[d] for d in members]]:
         groups: list[list[int]] = [[] for _ in range(copies)]
         # the largest first, each to the group with the fewest owners
-        for devices in sorted(at.values(), key=lambda devices: -int(can_own[devices].sum())):
+        for devices in sorted(places, key=lambda devices: -int(can_own[devices].sum())):
             min(groups, key=lambda group: (can_own[group].sum(), len(group))).extend(devices)
         found.append([tuple(sorted(group)) for group in groups])
     return [groups for groups in found if all(groups)]
