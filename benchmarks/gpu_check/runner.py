@@ -34,11 +34,11 @@ class Limits(NamedTuple):
 
 FIRST = {"env": Limits(90, 5)}
 CONCURRENT = {
-    "tests": Limits(170, 60),
+    "tests": Limits(300, 60),
     "equal": Limits(80, 25),
     "race": Limits(110, 30),
     "checkpoint": Limits(140, 50),
-    "shards": Limits(120, 45),
+    "shards": Limits(180, 45),
     "train": Limits(110, 40),
     "memory": Limits(140, 40),
     "memory_compiled": Limits(150, 40),
@@ -49,11 +49,11 @@ EXCLUSIVE = {
     "mfu_compiled": Limits(110, 45),
     "overhead_compiled": Limits(150, 45),
     "speed_llama": Limits(130, 50),
-    "share": Limits(150, 45),
+    "share": Limits(200, 45),
     "kill": Limits(120, 40),
     "overhead": Limits(130, 45),
     "speed": Limits(130, 50),
-    "cli": Limits(70, 25),
+    "cli": Limits(150, 25),
     "mfu_llama": Limits(100, 45),
 }
 SECTIONS = FIRST | CONCURRENT | EXCLUSIVE

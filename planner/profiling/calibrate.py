@@ -16,10 +16,15 @@ from typing import Any
 
 import torch
 
+from planner.executor.comm.averaging_connections import AveragingConnections
+from planner.executor.comm.chunking import Chunking
+from planner.executor.comm.codec import WireFormat
 from planner.executor.comm.device_backend import HOST, DeviceBackend
 from planner.executor.comm.device_identity import gpu_identity, machine_id
+from planner.executor.comm.gradient_norm import sum_of_squares
 from planner.executor.comm.p2p import ExpectedMessage, Receiver, Sender
 from planner.executor.comm.p2p_schedule import Message, P2PSchedule
+from planner.executor.comm.sharded_allreduce import ShardedAllReduce
 from planner.executor.fault_tolerance.error_latch import ErrorLatch
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
@@ -36,6 +41,7 @@ from planner.executor.transport.connections import (
     receive_into,
     send_all,
 )
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -45,9 +51,13 @@ from planner.workload.compute_times import FIELDS
 
 REPEATS = 5
 SMALL_BYTES = 1 << 10
-LARGE_BYTES = 1 << 22
 PINGS = 41
 """Round trips of each kind."""
+AVERAGED_VALUES = 1 << 23
+AVERAGING_CHUNKING = Chunking(chunks=32, window=8)
+"""Vector that pairs of ranks average, and how."""
+SLEEP_CYCLES_PER_S = 2e9
+"""Clock of a GPU; a slower one sleeps longer."""
 EMPTY_OPERATIONS = 999
 
 
@@ -60,7 +70,8 @@ def calibrate(
     """Measure on every rank; returns the result on rank 0, None on others.
 
     As many ranks measure at the same time as there are processors, as in training; on GPUs, one per
-    GPU.
+    GPU. Of ranks that share a GPU it measures how long operations keep it busy: while one launches
+    its kernels, those of others run.
     """
     rank = ranks.rank
     # each GPU of a worker has a process of its own
@@ -69,15 +80,18 @@ def calibrate(
     turns = _turns(places)
     own: dict[str, Any] | None = None
     group = () if model_stage is None else plan.assignment.groups[plan.stage_of[rank]]
-    averages = len(group) > 1 and not plan.sync.local_steps
+    before_update = {
+        "averages": len(group) > 1 and not plan.sync.local_steps,
+        "clips": plan.needs_norm,
+    }
     for turn in range(max(turns) + 1):
         ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and model_stage is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            measure = measure_compute
+            measure = partial(measure_compute, shares_gpu=_shares_gpu(places, rank, device))
             if isinstance(model_stage, LeaderStage):
                 measure = partial(measure_worker, plan=plan, rank=rank)
-            own = {"layers": layers, **measure(model_stage, averages=averages)}
+            own = {"layers": layers, **measure(model_stage, **before_update)}
     ranks.barrier("calibration/link")
     backend = HOST if model_stage is None else model_stage.backend
     link = measure_link(ranks, backend) if ranks.world_size > 1 else Link(0.0, 1e12, 0.0)
@@ -122,15 +136,29 @@ def _places(ranks: RankGroup, device: torch.device, processes: int) -> list[tupl
     return [(str(place), int(together)) for place, together in map(json.loads, answers)]
 
 
+def _shares_gpu(places: Sequence[tuple[str, int]], rank: int, device: torch.device) -> bool:
+    """Whether other ranks compute on a rank's GPU."""
+    return device.type == "cuda" and [name for name, _ in places].count(places[rank][0]) > 1
+
+
 def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
     """When each rank measures: after those before it in the same place."""
     names = [name for name, _ in places]
     return [names[:k].count(name) // together for k, (name, together) in enumerate(places)]
 
 
-def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[str, float]:
-    """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`."""
-    samples = _Samples(model_stage.device)
+def measure_compute(
+    model_stage: ModelStage,
+    *,
+    averages: bool = False,
+    clips: bool = False,
+    shares_gpu: bool = False,
+) -> dict[str, float]:
+    """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`.
+
+    The optimizer step includes the copies of averaged gradients, and clipping.
+    """
+    samples = _Samples(model_stage.device, shares_gpu=shares_gpu)
     operations = model_stage.operations
     activation_codec = operations.activation_codec
     first = model_stage.module.stage.stem is not None
@@ -140,7 +168,7 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
         model_stage.gradients.to_host()
         model_stage.gradients.to_device()
 
-    _time_updates(samples, model_stage, exchange if averages else None)
+    _time_updates(samples, model_stage, exchange if averages else None, clips=clips)
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
@@ -177,7 +205,12 @@ def measure_compute(model_stage: ModelStage, *, averages: bool = False) -> dict[
 
 
 def measure_worker(
-    stage: ModelStage, *, plan: TrainingPlan, rank: int, averages: bool = False
+    stage: ModelStage,
+    *,
+    plan: TrainingPlan,
+    rank: int,
+    averages: bool = False,
+    clips: bool = False,
 ) -> dict[str, float]:
     """As `measure_compute`, of all GPUs of a worker together, with their collectives."""
     assert isinstance(stage, LeaderStage)
@@ -190,7 +223,8 @@ def measure_worker(
         "B": None if is_last and stage.module.head is not None else message,
     }
     fields = {"F": "forward_s", "H": "head_s", "B": "backward_s"}
-    _time_updates(samples, stage, stage.write_own_gradients if averages else None)
+    exchange = stage.write_own_gradients if averages else None
+    _time_updates(samples, stage, exchange, clips=clips)
     for _ in range(REPEATS + 1):
         stage.begin(0, plan.schedules[0], counts_memory=False)
         for kind in fields if stage.module.head is not None else "FB":
@@ -203,19 +237,23 @@ def measure_worker(
 
 
 class _Samples:
-    """Seconds of operations, by name of `FIELDS`."""
+    """Seconds of operations, by name of `FIELDS`; on a shared GPU, those that they keep it busy."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, shares_gpu: bool = False) -> None:
+        self._device, self._shares_gpu = device, shares_gpu
         self._seconds: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def time(self, field: str, work: Callable[[], object]) -> None:
         """Time an operation."""
+        seconds = self._seconds[field]
         _synchronise(self._device)
+        if self._shares_gpu and seconds:
+            seconds.append(_busy_s(work, 2 * seconds[0]))
+            return
         start = time.perf_counter()
         work()
         _synchronise(self._device)
-        self._seconds[field].append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
 
     def medians(self) -> dict[str, float]:
         """Medians without the first samples, which warm up."""
@@ -223,6 +261,20 @@ class _Samples:
             field: statistics.median(values[1:]) if len(values) > 1 else 0.0
             for field, values in self._seconds.items()
         }
+
+
+def _busy_s(work: Callable[[], object], launch_s: float) -> float:
+    """Seconds of the GPU for an operation whose kernels wait until all have been launched."""
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    torch.cuda._sleep(int(launch_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _message(stage: ModelStage) -> torch.Tensor:
@@ -234,9 +286,9 @@ def _message(stage: ModelStage) -> torch.Tensor:
 
 
 def _time_updates(
-    samples: _Samples, stage: ModelStage, exchange: Callable[[], None] | None
+    samples: _Samples, stage: ModelStage, exchange: Callable[[], None] | None, *, clips: bool
 ) -> None:
-    """Time optimizer steps, with the copies of gradients before them.
+    """Time optimizer steps, with the copies of gradients and clipping before them.
 
     On copies of parameters, so that training starts from untouched weights and moments; before
     other operations, since gradients may replace parameters.
@@ -250,6 +302,10 @@ def _time_updates(
     def update() -> None:
         if exchange is not None:
             exchange()
+        if clips:
+            vector = stage.gradients.for_update()
+            sum_of_squares(vector)
+            vector.mul_(1.0)
         probe.step()
         stage.module.cast_weights()
 
@@ -263,6 +319,8 @@ class Link:
 
     Attributes
     ----------
+    bandwidth_bytes_per_s
+        In each direction, while all ranks average.
     message_s
         Additional time of a message, from the end of its operation to the start of the next one.
     """
@@ -273,16 +331,35 @@ class Link:
 
 
 def measure_link(ranks: RankGroup, backend: DeviceBackend) -> Link:
-    """Time messages of two sizes alone, and small ones as the pipeline sends them."""
+    """Average in pairs, all at the same time; then time small messages of ranks 0 and 1 alone."""
     link = Link(0.0, 1e12, 0.0)
-    peers = [1 - ranks.rank] if ranks.rank < 2 else []
+    peers = [peer] if (peer := ranks.rank ^ 1) < ranks.world_size else []
     wanted = duplex_keys(ChannelKind.PIPELINE, peers)
     with connections_to(ranks, wanted, "calibration") as connections:
-        if peers:
-            channels = duplex_channels(connections, ChannelKind.PIPELINE, ranks.rank)
-            link = _measure(channels, ranks.rank, backend)
+        channels = duplex_channels(connections, ChannelKind.PIPELINE, ranks.rank)
+        ranks.barrier("calibration/averaging")
+        bandwidth = _averaging_bandwidth(channels, ranks.rank, peers) if peers else 1e12
+        ranks.barrier("calibration/messages")
+        if ranks.rank < 2:
+            link = _measure(channels, ranks.rank, backend, bandwidth)
     ranks.barrier("calibration/measured")
     return link
+
+
+def _averaging_bandwidth(channels: DuplexChannels, rank: int, peers: Sequence[int]) -> float:
+    """Bytes per second that a rank sends, and receives, in averaging with another one."""
+    group = AveragingGroup.equal(tuple(sorted([rank, *peers])))
+    connections, vector = AveragingConnections(channels, ErrorLatch()), torch.zeros(AVERAGED_VALUES)
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        ShardedAllReduce(
+            vector, group, rank, connections, WireFormat.FP32, AVERAGING_CHUNKING
+        ).run()
+        seconds.append(time.perf_counter() - start)
+    connections.finish()
+    # half of the vector to be summed there, and half of the sums
+    return vector.nbytes / statistics.median(seconds[1:])
 
 
 def measure_operation() -> float:
@@ -320,22 +397,16 @@ class _Nothing:
         return self.backend.host_buffer((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend) -> Link:
+def _measure(channels: DuplexChannels, rank: int, backend: DeviceBackend, bandwidth: float) -> Link:
     other = 1 - rank
     to, of = channels.outgoing[other], channels.incoming[other]
-    seconds = []
-    for size in (SMALL_BYTES, LARGE_BYTES):
-        values = torch.zeros(size, dtype=torch.uint8)
-
-        def send(values: torch.Tensor = values) -> None:
-            send_all(to, as_bytes(values))
-
-        def receive(values: torch.Tensor = values) -> None:
-            receive_into(of, as_bytes(values))
-
-        seconds.append(_one_way(rank, PINGS, send, receive))
-    small, large = seconds
-    bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
+    values = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
+    small = _one_way(
+        rank,
+        PINGS,
+        lambda: send_all(to, as_bytes(values)),
+        lambda: receive_into(of, as_bytes(values)),
+    )
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
     no_transport, error_latch = _Nothing(backend), ErrorLatch()
     message = Message("F", 0, other, rank)

@@ -3,7 +3,7 @@
 These are PyTorch's temporaries in the executor: gradients within a layer, logits in fp32, the dense
 gradient of the embedding, messages in transfer. Each formula was compared with
 `torch.cuda.max_memory_allocated` of 42 stages on an H200 and with the live tensors of a CPU
-(``benchmarks/results/gpu-check-2026-11-26.md``, ``tests/executor/test_saved_tensors.py``).
+(``benchmarks/results/gpu-check-2026-11-28.md``, ``tests/executor/test_saved_tensors.py``).
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ MODULES = (
     # PyTorch's optimizers import it, which takes a second of each rank
     "torch._dynamo",
     "planner.probe.__main__",
+    "tests.executor.late_rank",
     "tests.executor.moving_rank",
     "tests.executor.rank_main",
 )
@@ -78,13 +79,13 @@ def run_ranks(ranks: int, module: str, *words: str, go_on: bool = False) -> Done
 
 
 def run_plan(
-    path: Path, names: Sequence[str], *more: str
+    path: Path, names: Sequence[str], *more: str, module: str = "planner.executor.__main__"
 ) -> tuple[int, list[dict[str, Any]], list[str]]:
     """All ranks of a plan's file; exit code, events, and stderr with a failure's reason once."""
     from planner.executor.fault_tolerance.shutdown import PREFIX
 
     words = [str(path), "--devices", *names, "--device", "cpu", "--events", *more]
-    done = run_ranks(len(names), "planner.executor.__main__", *words)
+    done = run_ranks(len(names), module, *words)
     events = [json.loads(line) for line in done.out.splitlines()]
     said = [line for line in done.error.splitlines() if not line.startswith(PREFIX)]
     reasons = [line for line in done.error.splitlines() if line.startswith(PREFIX)]
@@ -92,10 +93,10 @@ def run_plan(
 
 
 def losses_by_step(
-    path: Path, names: Sequence[str], *more: str
+    path: Path, names: Sequence[str], *more: str, module: str = "planner.executor.__main__"
 ) -> tuple[int, dict[int, float], list[str]]:
     """As `run_plan`, with losses in place of events."""
-    code, events, said = run_plan(path, names, *more)
+    code, events, said = run_plan(path, names, *more, module=module)
     return code, losses_in(events), said
 
 

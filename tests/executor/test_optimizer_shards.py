@@ -56,11 +56,16 @@ def with_shares(plan: TrainingPlan, shares: tuple[float, ...]) -> TrainingPlan:
     return plan.replace(predicted=predict(plan))
 
 
-def train(plan: TrainingPlan, folder: Path, *options: str) -> dict[int, float]:
+def train(
+    plan: TrainingPlan,
+    folder: Path,
+    *options: str,
+    module: str = "planner.executor.__main__",
+) -> dict[int, float]:
     """Losses by step."""
     path = folder / f"{plan.content_hash[:8]}.json"
     save_plan(plan, path)
-    code, losses, said = losses_by_step(path, plan.cluster.network.ids, *options)
+    code, losses, said = losses_by_step(path, plan.cluster.network.ids, *options, module=module)
     assert code == 0, said
     return losses
 
@@ -209,6 +214,18 @@ def test_parameters_are_bit_for_bit_those_of_whole_optimizers(
         assert joined
         for name, tensor in joined.items():
             assert torch.equal(tensor, whole[name]), name
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_vectors_move_between_device_and_host(
+    tmp_path: Path, clip: float | None, shards: int
+) -> None:
+    """Averaged on the host, clipped and updated on the device, tied parameters as well."""
+    plan = sharded(in_16_bits(TIED, "bf16"), shards=shards, clip=clip)
+    losses = train(plan, tmp_path, "--steps", "5")
+    assert losses == train(plan, tmp_path, "--steps", "5", module="tests.executor.late_rank")
+    assert losses[4] != losses[0]
 
 
 def test_sites_of_a_tied_matrix_are_counted_once(tmp_path: Path) -> None:

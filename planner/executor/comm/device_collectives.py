@@ -37,6 +37,8 @@ from planner.training_plan.model import TrainingPlan
 from planner.utils.refusal import Refusal
 
 LOOPBACK = "127.0.0.1"
+NCCL_SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""Variable of NCCL; to try several ranks on one GPU, not to be fast."""
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of this rank's GPU, whatever the others did."""
 UNDESTROYED_GROUPS: list[object] = []
@@ -187,13 +189,20 @@ def gpu_location(
     Returns
     -------
     tuple[str, str] or None
-        The same for all ranks on the GPU; None without a GPU.
+        The same for all ranks on the GPU, unless NCCL may share it; None without a GPU.
     """
     # ranks in separate network namespaces cannot reach each other
     here = f"{machine_id()} {network_namespace_id()}"
     if library is CollectiveLibrary.GLOO:
         return here, str(rank)
-    return (here, gpu_identity(device)[1]) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return here, str(rank) if nccl_shares_gpus() else gpu_identity(device)[1]
+
+
+def nccl_shares_gpus() -> bool:
+    """Whether NCCL is told to let ranks share a GPU, which it can from 2.30 on."""
+    return os.environ.get(NCCL_SHARED_GPU) == "1"
 
 
 def share_machine(locations: list[list[str] | None]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from torch import Tensor
+
+from planner.training_plan.shares import Range
 
 
 class GradientBuffer:
@@ -24,6 +26,8 @@ class GradientBuffer:
     ) -> None:
         self.device_tensor, self._make_host = device_tensor, make_host
         self._is_on_host = False
+        # of values on the device, those that alone are valid; None for all
+        self._parts: list[Range] | None = None
 
     @cached_property
     def host_tensor(self) -> Tensor:
@@ -37,8 +41,8 @@ class GradientBuffer:
 
     def to_host(self) -> Tensor:
         """Move the values to the host, unless they are there."""
-        if not self._is_on_host and self.host_tensor is not self.device_tensor:
-            self.host_tensor.copy_(self.device_tensor)
+        if not self._is_on_host:
+            self._copy(self.host_tensor, self.device_tensor)
         self._is_on_host = True
         return self.host_tensor
 
@@ -48,13 +52,30 @@ class GradientBuffer:
             self.restore_from_host()
         return self.device_tensor
 
+    def for_update(self, parts: Iterable[Range] | None = None) -> Tensor:
+        """Move the values, or the parts that this rank updates, to where the optimizer needs them.
+
+        Of parts, only these move back to the host.
+        """
+        if self._is_on_host:
+            self._parts = None if parts is None else list(parts)
+            self._copy(self.device_tensor, self.host_tensor)
+            self._is_on_host = False
+        return self.device_tensor
+
     def restore_from_host(self) -> None:
         """Replace the device's values by those that were last on the host."""
-        if self.host_tensor is not self.device_tensor:
-            self.device_tensor.copy_(self.host_tensor)
+        self._parts = None
+        self._copy(self.device_tensor, self.host_tensor)
         self._is_on_host = False
 
     def writable_device_tensor(self) -> Tensor:
         """The vector on the device, whose values will be replaced."""
-        self._is_on_host = False
+        self._is_on_host, self._parts = False, None
         return self.device_tensor
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        if target is source:
+            return
+        for start, stop in [(0, len(target))] if self._parts is None else self._parts:
+            target[start:stop].copy_(source[start:stop])

@@ -7,7 +7,7 @@ import signal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from planner.executor.comm.device_collectives import LOOPBACK
+from planner.executor.comm.device_collectives import LOOPBACK, nccl_shares_gpus
 from planner.executor.fault_tolerance.shutdown import FAILED, REFUSED
 from planner.executor.launch.arguments import parse_arguments
 from planner.executor.launch.gpu_processes import (
@@ -36,7 +36,8 @@ def main() -> int:
     config = parse_arguments(None, __doc__, prog="python -m planner.executor.launch.follow_gpu")
     plan = load_plan(config.plan)
     index, size = int(os.environ[INDEX]), plan.workload.tensor_parallel
-    device = torch_device(config.device, first_gpu(plan, config.devices) + index, shared=False)
+    gpu = first_gpu(plan, config.devices) + index
+    device = torch_device(config.device, gpu, shared=nccl_shares_gpus())
     store = TCPStore(LOOPBACK, int(os.environ[STORE_PORT]))
     group = GpuGroup(store, index, size, device)
     stage_type = ShardedGpuStage if plan.shards_optimizer else GpuStage

@@ -24,6 +24,7 @@ from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import (
     CollectiveLibrary,
     DeviceCollectives,
+    nccl_shares_gpus,
     open_collectives,
 )
 from planner.executor.data.consistency import require_same_data
@@ -278,7 +279,7 @@ def set_up(
     # only now, so that the other ranks are notified of a refusal
     size = plan.workload.tensor_parallel
     if size > 1 and simulation is None:
-        torch_device(config.device, gpu + size - 1, shared=False)
+        torch_device(config.device, gpu + size - 1, shared=nccl_shares_gpus())
     device = torch_device(config.device, gpu, shared=True)
     planned_s = plan.predicted.step_s / config.speed
     progress = Progress(planned_s, config.events, plan=plan.content_hash)

@@ -17,7 +17,7 @@ from planner.executor.comm.codec import WireFormat, message_length
 from planner.executor.comm.device_identity import gpu_identity, machine_id
 from planner.executor.comm.stage_averager import StageAverager
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.stage_module import has_head
+from planner.executor.runtime.stage_module import has_head, whole_parameters
 from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
@@ -25,10 +25,17 @@ from planner.utils.refusal import Refusal
 from planner.utils.text import counted
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
+from planner.workload.transformer import SAVED_OF_FFN
 from planner.workload.working_memory import MESSAGES
 
 SUM_BYTES = 4
 """Bytes of a value in fp32."""
+WORKSPACE_BYTES = 2 * 32 * 2**20
+"""Of cuBLAS on Hopper GPUs: 32 MiB for forward passes, as much for the thread of backward passes;
+less on others (https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces)."""
+LARGE_BYTES, SEGMENT_BYTES, UNSPLIT_BYTES = 10 * 2**20, 2 * 2**20, 2**20
+"""PyTorch rounds requests of GPU memory from 10 MiB on to multiples of 2 MiB, and gives up to 1 MiB
+too much rather than splitting a block."""
 EXCHANGED, CHECKPOINT_COPY = "the vector that GPUs exchange", "a copy for checkpoints"
 
 
@@ -138,6 +145,9 @@ def memory_need(
         # collectives add in 16 bits, on a copy
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
         extra_bytes["averaging"] = uses_collectives * rounded * vector / 2
+        extra_bytes["allocator and cuBLAS"] = w.tensor_parallel * _allocator_bytes(
+            plan, stage, 1 if plan.recompute[stage] else in_flight
+        )
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages and not several else 0.0)
         pinned += (in_flight + queued) * _power_of_two(message)
@@ -155,6 +165,28 @@ def memory_need(
     extra_bytes["averaging"] = buffers
     extra_bytes["messages"] = max(in_flight + queued - MESSAGES, 0) * message
     return MemoryNeed(stage_bytes, extra_bytes)
+
+
+def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float:
+    """Bytes that a GPU's allocator counts beyond those of parameters and activations."""
+    w, arch = plan.workload, plan.workload.architecture
+    assert arch is not None
+    copies = w.precision.optimizer_bytes / SUM_BYTES / w.optimizer_shards
+    saved_bytes, degree = w.precision.compute.bytes, w.tensor_parallel
+    total = float(WORKSPACE_BYTES)
+    for parameter in whole_parameters(plan, stage).values():
+        numel = parameter.numel() // degree
+        total += copies * _rounding(numel * SUM_BYTES)
+        total += _rounding(numel * saved_bytes) if saved_bytes < SUM_BYTES else 0
+    start, stop = plan.stage_layers[stage]
+    inner = w.microbatch_samples * arch.sequence * arch.ffn // degree * saved_bytes
+    return total + microbatches * (stop - start) * SAVED_OF_FFN[arch.kind] * _rounding(inner)
+
+
+def _rounding(size: int) -> int:
+    """Bytes that a tensor may get beyond its size."""
+    left = -size % SEGMENT_BYTES
+    return left if size >= LARGE_BYTES and left <= UNSPLIT_BYTES else 0
 
 
 def vector_numel(plan: TrainingPlan, stage: int) -> float:

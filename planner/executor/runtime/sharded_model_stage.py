@@ -51,6 +51,11 @@ class OptimizerShard:
         # a share may be empty, which optimizers of PyTorch refuse
         self.optimizer = config.make(self._values or [nn.Parameter(torch.empty(0))])
 
+    @property
+    def ranges(self) -> list[Range]:
+        """Its parts of the stage's vector."""
+        return [segment.range for segment in self._segments]
+
     def step(self, gradients: Tensor, scratch: Tensor) -> None:
         """Take an optimizer step with the reduced gradients.
 
@@ -153,7 +158,8 @@ class ShardedModelStage(ModelStage):
 
     def _apply_gradients(self, scale: float | None) -> None:
         self.optimizer_config.set_lr(self.optimizer, self._step)
-        self.shard.step(self.gradients.current, self.gradients.device_tensor)
+        gradients = self.gradients.for_update(self.shard.ranges)
+        self.shard.step(gradients, gradients)
 
     def receive_parameters(self) -> None:
         """Use the parameters that have been spread."""

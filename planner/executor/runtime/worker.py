@@ -327,15 +327,17 @@ class Worker:
         norm = self.comm_plan.gradient_norm
         if norm is None:
             return
-        vector = self._runtime.gradients.current
         if self._simulated:
             # simulated compute has no gradients, only messages
             norm.clip_grad_norm_([], self._step_connections.norm)
             return
-        tied = self._runtime.tied_numel
-        parts, counted = [vector], [vector]
+        gradients, tied = self._runtime.gradients, self._runtime.tied_numel
+        owned = None
         if self.plan.shards_optimizer:
-            owned = owned_ranges(self.plan, self.rank, len(vector), tied)
+            owned = owned_ranges(self.plan, self.rank, len(gradients.current), tied)
+        vector = gradients.for_update(None if owned is None else owned.values())
+        parts, counted = [vector], [vector]
+        if owned is not None:
             parts = [vector[slice(*part)] for part in owned.values()]
             # sites may each own all of a vector: those of the first one are counted
             counted = [

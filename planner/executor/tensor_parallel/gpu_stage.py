@@ -29,6 +29,7 @@ from planner.executor.tensor_parallel.sharded_module import ShardedStageModule
 from planner.executor.tensor_parallel.shards import Kind
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
+from planner.training_plan.shares import Range
 
 KINDS = "FHB"
 PARAMETER = "parameter"
@@ -312,6 +313,10 @@ class WorkerGradients(GradientBuffer):
             self._collect()
             self._is_on_host = True
         return self.host_tensor
+
+    def for_update(self, parts: Iterable[Range] | None = None) -> Tensor:
+        """The whole vector in host memory, from which the GPUs read."""
+        return self.to_host()
 
     def left_host(self) -> None:
         """The GPUs have read the values."""
