@@ -5,9 +5,9 @@ parameters but the embedding's in the format of compute. With optimizer state in
 of the parameters and moments, fp32 gradients of all, and what operations use: copies in the format
 of compute, of the embedding in fp32. Saved: what layers save of each microbatch between F and B,
 and the stage's output. The largest operation: B of one layer, B of the embedding,
-or H with its logits in fp32, of which at most 2**27 are computed at a time. Four messages are on
-their way to or from other stages. With tensor parallelism the bytes are those of all GPUs of a
-worker.
+or H with its logits, of which at most 2**28 are computed at a time, with their gradient or with
+2**24 of them in fp32. Four messages are on their way to or from other stages. With tensor
+parallelism the bytes are those of all GPUs of a worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from planner.workload.layers import Family
 from planner.workload.workload import Workload
 
-CHUNK_LOGITS = 2**27
+CHUNK_LOGITS, BLOCK_LOGITS = 2**28, 2**24
 
 
 class StageMemory(NamedTuple):
@@ -90,9 +90,11 @@ def stage_memory(
         passes = (arch.sequence + positions - 1) // positions
         positions = (arch.sequence + passes - 1) // passes
         logit_count = samples * positions * arch.vocabulary
-        head_values = compute * (logit_count + arch.vocabulary * arch.hidden)
+        block = w.tensor_parallel * max(BLOCK_LOGITS, arch.vocabulary)
+        converted = min(logit_count, block) * (8.0 if compute < 4 else 4.0)
         operations.append(
-            max(12.0 * logit_count, head_values)
+            compute * logit_count
+            + max(compute * logit_count, converted, compute * arch.vocabulary * arch.hidden)
             + 2.0 * compute * tokens * arch.hidden * w.tensor_parallel
         )
     largest = max(operations)

@@ -59,7 +59,7 @@ class Family(enum.StrEnum):
 
 
 ROPE_THETA = 10000.0
-MAX_LOGITS = 2**27
+MAX_LOGITS = 2**28
 """Most logits at a time: beyond, the head runs in chunks of tokens."""
 
 

@@ -1,6 +1,6 @@
 """Temporary memory of operations, beside a stage's state and its saved activations.
 
-These are PyTorch's temporaries in the executor: gradients within a layer, logits in fp32, the dense
+These are PyTorch's temporaries in the executor: gradients within a layer, logits, the dense
 gradient of the embedding, messages in transfer. Each formula was compared with
 `torch.cuda.max_memory_allocated` of 42 stages on an H200 and with the live tensors of a CPU
 (``benchmarks/results/gpu-check-2026-11-28.md``, ``tests/executor/test_saved_tensors.py``).
@@ -14,8 +14,8 @@ from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
 FP32_BYTES = 4
-LOGIT_COPIES = 3
-"""Logits in fp32, their log-softmax and its gradient; the original logits are freed by then."""
+BLOCK_LOGITS = 2**24
+"""Logits that are converted to fp32 at a time, for their loss and gradient."""
 EMBEDDING_COPIES = 5
 """Copies of a microbatch's activations in fp32 during the backward pass of the embedding."""
 HEAD_COPIES = 2
@@ -71,6 +71,11 @@ class WorkingMemory:
         degree, hidden = workload.tensor_parallel, tokens * arch.hidden
         gathered = (degree - 1) * GATHERED_COPIES * saved_bytes * hidden
         mask *= degree
+        block = min(logits, degree * max(BLOCK_LOGITS, arch.vocabulary))
+        # a block in fp32, unless logits are, and its log-softmax or softmax
+        converted = block * FP32_BYTES * (1 + (saved_bytes < FP32_BYTES))
+        # compiled, logits and their gradient; else the gradient replaces them
+        of_logits = saved_bytes * logits + max(saved_bytes * logits, converted)
         matrices = _largest_matrix(arch)
         if degree > 1 and arch.kind is not Family.GPT2:
             # gradients of gate and up exist together
@@ -78,7 +83,7 @@ class WorkingMemory:
         return cls(
             layer=saved_bytes * (tokens * _gradient_elements(arch) + matrices) + gathered + mask,
             embedding=FP32_BYTES * (table + degree * EMBEDDING_COPIES * hidden) + mask,
-            head=max(LOGIT_COPIES * FP32_BYTES * logits, saved_bytes * (logits + table))
+            head=max(of_logits, saved_bytes * (logits + table))
             + degree * HEAD_COPIES * saved_bytes * hidden
             + mask,
             messages=degree * MESSAGES * samples * max(x.output_bytes for x in workload.layers),
@@ -97,6 +102,11 @@ class WorkingMemory:
         if with_head:
             peak = max(peak, self.head)
         return peak + (0.0 if alone else self.messages)
+
+
+def block_rows(words: int) -> int:
+    """Rows of logits in a block of at most `BLOCK_LOGITS`, or one row."""
+    return max(1, BLOCK_LOGITS // words)
 
 
 def _gradient_elements(arch: Architecture) -> float:

@@ -137,18 +137,23 @@ def test_planned_memory_is_the_peak(
 def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
     monkeypatch: pytest.MonkeyPatch, precision: str, samples: int
 ) -> None:
-    """With 100,000 words and room for the logits of 20 tokens, beside all tokens at once."""
+    """With room for the logits of 40 tokens, beside all tokens at once.
+
+    Not compiled; compiled code may have the gradient of more than a block beside the logits, for
+    which memory is planned.
+    """
     from planner.executor.runtime.model_stage import ModelStage
     from tests.executor.live_bytes import LiveBytes
 
-    arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, 100_000, 128)
+    arch = Architecture(Family.LLAMA, 2, 64, 4, 4, 128, 50_000, 128)
     workload = Workload.transformer(
         "words", arch, batch_samples=samples, microbatch_samples=samples, precision=precision
     )
     plan = make_plan([[0, 1]], workload=workload)
     losses, gradients = [], []
-    for max_logits in (2**27, 2_000_000):
+    for max_logits, block_logits in ((2**28, 2**24), (2_000_000, 2**24), (2**28, 1_000_000)):
         monkeypatch.setattr("planner.workload.layers.MAX_LOGITS", max_logits)
+        monkeypatch.setattr("planner.workload.working_memory.BLOCK_LOGITS", block_logits)
         uncached = Workload.from_dict(workload.to_dict())
         model_stage = ModelStage(plan, 1, torch.device("cpu"), OptimizerConfig())
         model_stage.operations._counts_memory = False
@@ -170,9 +175,12 @@ def test_a_head_in_chunks_gives_the_same_gradients_in_the_planned_memory(
         # without moments, which the first update creates
         planned -= 8 * model_stage.gradients.current.numel()
         most = live.most + sum(t.nbytes for t in before)
-        assert most <= planned <= 1.05 * most, (most, planned)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    torch.testing.assert_close(*gradients, atol=1e-6 if precision == "fp32" else 1e-3, rtol=1e-4)
+        of_compiled = (block_logits < 2**24) * costs.scratch_bytes / 2
+        assert most <= planned <= 1.05 * most + of_compiled, (most, planned)
+    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
+        assert loss == pytest.approx(losses[0], rel=1e-6)
+        atol = 1e-6 if precision == "fp32" else 1e-3
+        torch.testing.assert_close(gradient, gradients[0], atol=atol, rtol=1e-4)
 
 
 def test_calibration_measures_the_head_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

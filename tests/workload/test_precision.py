@@ -33,8 +33,10 @@ def test_bytes_by_format() -> None:
         assert costs.saved_bytes == 2 * 1024 * 128 * kept
         # two layers of 16 activations each, and the stage's output
         assert stage_costs(w, 1, 3).saved_bytes == (2 * 16 + 1) * 1024 * 128 * kept
-        # logits in fp32, their log-softmax and its gradient; the head's input and its norm
-        head = 3 * 4 * 1024 * 50257 + 2 * 1024 * 128 * kept
+        # logits, and their gradient or a block in fp32 and its log-softmax; input and norm
+        logits, block = 1024 * 50257, 2**24
+        head = kept * logits + max(kept * logits, (8 if kept == 2 else 4) * block)
+        head += 2 * 1024 * 128 * kept
         assert stage_costs(w, 0, 4, with_head=True).scratch_bytes == head
         # B of a layer: around GELU two of 512 and three of 128; one matrix; four messages
         layer = (1024 * (2 * 512 + 3 * 128) + 128 * 512) * kept + 4 * 1024 * 128 * sent

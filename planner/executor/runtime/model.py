@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from planner.executor.runtime.cross_entropy import cross_entropy
 from planner.executor.runtime.recompute import recomputed
 from planner.workload.layers import Architecture, Family
 
@@ -192,8 +193,7 @@ class Head(nn.Module):
         self.project = nn.Linear(arch.hidden, arch.vocabulary, bias=False)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.project(self.norm(x)).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return cross_entropy(self.project(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 class Stage(nn.Module):

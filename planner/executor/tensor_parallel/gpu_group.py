@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from planner.executor.comm.device_collectives import CollectiveLibrary, make_process_group
+from planner.executor.runtime.cross_entropy import blocks, write_gradient
 
 GRACE_S = 2.0
 """Wait of the thread that watches a worker's processes before it ends the rank: if the rank fails
@@ -226,23 +227,24 @@ class _ScatterSum(torch.autograd.Function):
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: GpuGroup, logits: Tensor, targets: Tensor, first: int) -> Tensor:
-        largest = group.all_reduce(logits.max(dim=1).values, ReduceOp.MAX)
-        exponentials = torch.exp(logits - largest[:, None])
-        total = group.all_reduce(exponentials.sum(dim=1))
+        largest = group.all_reduce(logits.max(dim=1).values.float(), ReduceOp.MAX)
+        totals = [
+            (part - most[:, None]).exp_().sum(dim=1) for part, most in blocks(logits, largest)
+        ]
+        log_total = largest + torch.log(group.all_reduce(torch.cat(totals)))
         own = (targets >= first) & (targets < first + logits.shape[1])
         column = torch.where(own, targets - first, 0)
-        chosen = torch.where(own, logits.gather(1, column[:, None])[:, 0], 0.0)
-        chosen = group.all_reduce(chosen)
-        ctx.save_for_backward(exponentials.div_(total[:, None]), own, column)
-        return (largest + torch.log(total) - chosen).sum()
+        chosen = torch.where(own, logits.gather(1, column[:, None])[:, 0].float(), 0.0)
+        ctx.save_for_backward(logits, log_total, own, column)
+        return (log_total - group.all_reduce(chosen)).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
-        probabilities, own, column = ctx.saved_tensors
-        rows = torch.arange(len(column), device=column.device)
-        result = probabilities.clone()
-        result[rows, column] -= own.to(result.dtype)
-        return None, result * gradient, None, None
+        logits, *others = ctx.saved_tensors
+        for part, log_total, own, column in blocks(logits, *others):
+            probabilities = (part - log_total[:, None]).exp_()
+            write_gradient(part, probabilities, column, gradient, own)
+        return None, logits, None, None
 
 
 # what is compiled ends before a collective, and begins again after it

@@ -112,7 +112,7 @@ class ShardedHead(Head):
         self._group, self._words = group, words
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self._group.gathered_linear(self.norm(x), self.project)[0].float()
+        (logits,) = self._group.gathered_linear(self.norm(x), self.project)
         return vocabulary_loss(
             self._group, logits.flatten(0, 1), targets.flatten(), self._words.start
         )
