@@ -3,7 +3,7 @@
 On a GPU the measured value is the allocator's peak. On a CPU, where there is no allocator peak, it
 is the bytes that the stage keeps between operations. A section is ok if no stage exceeds its
 expected bytes. Message and averaging buffers are left out on both sides, because the stages run
-alone in this process.
+alone in this process, and so are cuBLAS's workspaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from common import PLANS, write_result
 
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
-from planner.executor.runtime.memory import memory_need
+from planner.executor.runtime.memory import WORKSPACE_BYTES, memory_need
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.training_plan.file import load_plan
@@ -105,7 +105,9 @@ def _measure(plan: Any, rank: int, device: str, *, compiled: bool) -> dict[str, 
     tied = tied_averager(plan, rank) if plan.averages_tied else None
     need = memory_need(plan, rank, stage_averager(plan, rank), other=tied, on_gpu=cuda)
     beyond = {name: value / 1e6 for name, value in need.extra_bytes.items()}
-    expected = need.total_bytes / 1e6 - beyond.get("messages", 0.0) - beyond.get("averaging", 0.0)
+    absent = beyond.get("messages", 0.0) + beyond.get("averaging", 0.0)
+    # the workspaces of earlier stages are still there
+    expected = need.total_bytes / 1e6 - absent - (WORKSPACE_BYTES / 1e6 if cuda else 0.0)
     kept_mb = model_stage.held_bytes / 1e6
     return {
         "peaks_mb": {name: round(value, 1) for name, value in peaks.items()} if cuda else None,

@@ -53,11 +53,14 @@ REPEATS = 5
 SMALL_BYTES = 1 << 10
 PINGS = 41
 """Round trips of each kind."""
-AVERAGED_VALUES = 1 << 23
+FEWEST_VALUES, MOST_VALUES = 1 << 16, 1 << 23
+"""Lengths of the vector that pairs of ranks average."""
+LONG_ROUND_S = 0.1
+"""Time of averaging from which longer vectors say no more."""
 AVERAGING_CHUNKING = Chunking(chunks=32, window=8)
-"""Vector that pairs of ranks average, and how."""
 SLEEP_CYCLES_PER_S = 2e9
 """Clock of a GPU; a slower one sleeps longer."""
+MAX_SLEEP_S = 1.0
 EMPTY_OPERATIONS = 999
 
 
@@ -80,10 +83,8 @@ def calibrate(
     turns = _turns(places)
     own: dict[str, Any] | None = None
     group = () if model_stage is None else plan.assignment.groups[plan.stage_of[rank]]
-    before_update = {
-        "averages": len(group) > 1 and not plan.sync.local_steps,
-        "clips": plan.needs_norm,
-    }
+    averages = len(group) > 1 and not plan.sync.local_steps
+    clipped = plan.needs_norm / plan.workload.optimizer_shards
     for turn in range(max(turns) + 1):
         ranks.barrier(f"calibration/{turn}")
         if turns[rank] == turn and model_stage is not None:
@@ -91,10 +92,13 @@ def calibrate(
             measure = partial(measure_compute, shares_gpu=_shares_gpu(places, rank, device))
             if isinstance(model_stage, LeaderStage):
                 measure = partial(measure_worker, plan=plan, rank=rank)
-            own = {"layers": layers, **measure(model_stage, **before_update)}
+            own = {"layers": layers, **measure(model_stage, averages=averages, clipped=clipped)}
     ranks.barrier("calibration/link")
     backend = HOST if model_stage is None else model_stage.backend
-    link = measure_link(ranks, backend) if ranks.world_size > 1 else Link(0.0, 1e12, 0.0)
+    link = Link(0.0, 1e12, 0.0)
+    if ranks.world_size > 1:
+        together = any(len(g.members) > 1 for e in plan.averaging for r in e for g in r)
+        link = measure_link(ranks, backend, together=together)
     name = plan.cluster.network.ids[rank]
     answers = ranks.all_gather("calibration", json.dumps([name, own, measure_operation()]))
     if rank != 0:
@@ -151,12 +155,12 @@ def measure_compute(
     model_stage: ModelStage,
     *,
     averages: bool = False,
-    clips: bool = False,
+    clipped: float = 0.0,
     shares_gpu: bool = False,
 ) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, by name of `FIELDS`.
 
-    The optimizer step includes the copies of averaged gradients, and clipping.
+    The optimizer step includes the copies of averaged gradients, and clipping of a part of them.
     """
     samples = _Samples(model_stage.device, shares_gpu=shares_gpu)
     operations = model_stage.operations
@@ -164,11 +168,14 @@ def measure_compute(
     first = model_stage.module.stage.stem is not None
     message = _message(model_stage)
 
-    def exchange() -> None:
-        model_stage.gradients.to_host()
-        model_stage.gradients.to_device()
+    gradients = model_stage.gradients
 
-    _time_updates(samples, model_stage, exchange if averages else None, clips=clips)
+    def exchange() -> None:
+        gradients.to_host()
+        gradients.to_device()
+
+    vector = gradients.device_tensor[: int(clipped * len(gradients.device_tensor))]
+    _time_updates(samples, model_stage, exchange if averages else None, vector)
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
 
@@ -210,7 +217,7 @@ def measure_worker(
     plan: TrainingPlan,
     rank: int,
     averages: bool = False,
-    clips: bool = False,
+    clipped: float = 0.0,
 ) -> dict[str, float]:
     """As `measure_compute`, of all GPUs of a worker together, with their collectives."""
     assert isinstance(stage, LeaderStage)
@@ -224,7 +231,8 @@ def measure_worker(
     }
     fields = {"F": "forward_s", "H": "head_s", "B": "backward_s"}
     exchange = stage.write_own_gradients if averages else None
-    _time_updates(samples, stage, exchange, clips=clips)
+    vector = stage.exchanged[: int(clipped * len(stage.exchanged))]
+    _time_updates(samples, stage, exchange, vector)
     for _ in range(REPEATS + 1):
         stage.begin(0, plan.schedules[0], counts_memory=False)
         for kind in fields if stage.module.head is not None else "FB":
@@ -237,7 +245,10 @@ def measure_worker(
 
 
 class _Samples:
-    """Seconds of operations, by name of `FIELDS`; on a shared GPU, those that they keep it busy."""
+    """Seconds of operations, by name of `FIELDS`.
+
+    On a shared GPU F, H and B count as long as they keep it busy.
+    """
 
     def __init__(self, device: torch.device, *, shares_gpu: bool = False) -> None:
         self._device, self._shares_gpu = device, shares_gpu
@@ -247,8 +258,9 @@ class _Samples:
         """Time an operation."""
         seconds = self._seconds[field]
         _synchronise(self._device)
-        if self._shares_gpu and seconds:
-            seconds.append(_busy_s(work, 2 * seconds[0]))
+        # the first sample compiles; updates wait for copies, so that they cannot be launched ahead
+        if self._shares_gpu and len(seconds) > 1 and field != "update_s":
+            seconds.append(_busy_s(work, min(2 * seconds[1], MAX_SLEEP_S)))
             return
         start = time.perf_counter()
         work()
@@ -286,9 +298,12 @@ def _message(stage: ModelStage) -> torch.Tensor:
 
 
 def _time_updates(
-    samples: _Samples, stage: ModelStage, exchange: Callable[[], None] | None, *, clips: bool
+    samples: _Samples,
+    stage: ModelStage,
+    exchange: Callable[[], None] | None,
+    clipped: torch.Tensor,
 ) -> None:
-    """Time optimizer steps, with the copies of gradients and clipping before them.
+    """Time optimizer steps, with the copies of gradients and clipping of some before them.
 
     On copies of parameters, so that training starts from untouched weights and moments; before
     other operations, since gradients may replace parameters.
@@ -302,10 +317,9 @@ def _time_updates(
     def update() -> None:
         if exchange is not None:
             exchange()
-        if clips:
-            vector = stage.gradients.for_update()
-            sum_of_squares(vector)
-            vector.mul_(1.0)
+        if len(clipped):
+            sum_of_squares(clipped)
+            clipped.mul_(1.0)
         probe.step()
         stage.module.cast_weights()
 
@@ -320,7 +334,7 @@ class Link:
     Attributes
     ----------
     bandwidth_bytes_per_s
-        In each direction, while all ranks average.
+        In each direction at the same time; if the plan averages, while all ranks do.
     message_s
         Additional time of a message, from the end of its operation to the start of the next one.
     """
@@ -330,10 +344,11 @@ class Link:
     message_s: float
 
 
-def measure_link(ranks: RankGroup, backend: DeviceBackend) -> Link:
-    """Average in pairs, all at the same time; then time small messages of ranks 0 and 1 alone."""
+def measure_link(ranks: RankGroup, backend: DeviceBackend, *, together: bool) -> Link:
+    """Average in pairs of ranks, ``together`` or the first alone; then time its small messages."""
     link = Link(0.0, 1e12, 0.0)
-    peers = [peer] if (peer := ranks.rank ^ 1) < ranks.world_size else []
+    takes_part = (peer := ranks.rank ^ 1) < (ranks.world_size if together else 2)
+    peers = [peer] if takes_part else []
     wanted = duplex_keys(ChannelKind.PIPELINE, peers)
     with connections_to(ranks, wanted, "calibration") as connections:
         channels = duplex_channels(connections, ChannelKind.PIPELINE, ranks.rank)
@@ -349,17 +364,30 @@ def measure_link(ranks: RankGroup, backend: DeviceBackend) -> Link:
 def _averaging_bandwidth(channels: DuplexChannels, rank: int, peers: Sequence[int]) -> float:
     """Bytes per second that a rank sends, and receives, in averaging with another one."""
     group = AveragingGroup.equal(tuple(sorted([rank, *peers])))
-    connections, vector = AveragingConnections(channels, ErrorLatch()), torch.zeros(AVERAGED_VALUES)
-    seconds = []
-    for _ in range(REPEATS):
+    connections = AveragingConnections(channels, ErrorLatch())
+
+    def average(vector: torch.Tensor) -> float:
         start = time.perf_counter()
         ShardedAllReduce(
             vector, group, rank, connections, WireFormat.FP32, AVERAGING_CHUNKING
         ).run()
-        seconds.append(time.perf_counter() - start)
-    connections.finish()
-    # half of the vector to be summed there, and half of the sums
-    return vector.nbytes / statistics.median(seconds[1:])
+        return time.perf_counter() - start
+
+    values, samples = FEWEST_VALUES, 0
+    while True:
+        vector = torch.zeros(values)
+        seconds = [average(vector) for _ in range(max(1, samples))]
+        # the same on both, which decides alike
+        agreed = torch.full((len(group.members),), statistics.median(seconds))
+        average(agreed)
+        mean_s = float(agreed[0]) / len(group.members)
+        if mean_s > LONG_ROUND_S or samples:
+            connections.finish()
+            # half of the vector to be summed there, and half of the sums
+            return vector.nbytes / mean_s
+        if values == MOST_VALUES:
+            samples = REPEATS
+        values = min(4 * values, MOST_VALUES)
 
 
 def measure_operation() -> float:

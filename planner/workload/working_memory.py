@@ -1,9 +1,10 @@
 """Temporary memory of operations, beside a stage's state and its saved activations.
 
 These are PyTorch's temporaries in the executor: gradients within a layer, logits, the dense
-gradient of the embedding, messages in transfer. Each formula was compared with
-`torch.cuda.max_memory_allocated` of 42 stages on an H200 and with the live tensors of a CPU
-(``benchmarks/results/gpu-check-2026-11-28.md``, ``tests/executor/test_saved_tensors.py``).
+gradient of the embedding, messages in transfer. Each formula was compared with the live tensors of
+a CPU (``tests/executor/test_saved_tensors.py``), all but the head's also with
+`torch.cuda.max_memory_allocated` of 42 stages on an H200
+(``benchmarks/results/gpu-check-2026-11-28.md``).
 """
 
 from __future__ import annotations

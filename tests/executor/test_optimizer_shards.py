@@ -216,15 +216,18 @@ def test_parameters_are_bit_for_bit_those_of_whole_optimizers(
             assert torch.equal(tensor, whole[name]), name
 
 
+@pytest.mark.parametrize("direct", [False, True], ids=["by the host", "stages by collectives"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_vectors_move_between_device_and_host(
-    tmp_path: Path, clip: float | None, shards: int
+    tmp_path: Path, clip: float | None, shards: int, direct: bool
 ) -> None:
-    """Averaged on the host, clipped and updated on the device, tied parameters as well."""
-    plan = sharded(in_16_bits(TIED, "bf16"), shards=shards, clip=clip)
+    """Clipped and updated on the device; averaged on the host, but for tied parameters or all."""
+    plan = sharded(TIED, shards=shards, clip=clip)
     losses = train(plan, tmp_path, "--steps", "5")
-    assert losses == train(plan, tmp_path, "--steps", "5", module="tests.executor.late_rank")
+    options = ("--direct", "gloo") if direct else ()
+    late = train(plan, tmp_path, "--steps", "5", *options, module="tests.executor.late_rank")
+    assert late == pytest.approx(losses, rel=1e-6)
     assert losses[4] != losses[0]
 
 

@@ -47,9 +47,13 @@ class GradientBuffer:
         return self.host_tensor
 
     def to_device(self) -> Tensor:
-        """Move the values to the device, unless they are there."""
+        """Move the values to the device, unless they are there.
+
+        If only parts are valid there, the caller writes the others.
+        """
         if self._is_on_host:
             self.restore_from_host()
+        self._parts = None
         return self.device_tensor
 
     def for_update(self, parts: Iterable[Range] | None = None) -> Tensor:

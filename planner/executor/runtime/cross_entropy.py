@@ -24,7 +24,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     logits
         ``[tokens, words]``; overwritten by the backward pass.
     targets
-        ``int64[tokens]``.
+        ``int64[tokens]``, each one of the words.
     """
     if torch.compiler.is_compiling():
         # the compiler fuses the conversion

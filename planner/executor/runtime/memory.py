@@ -25,7 +25,7 @@ from planner.utils.refusal import Refusal
 from planner.utils.text import counted
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
-from planner.workload.transformer import SAVED_OF_FFN
+from planner.workload.transformer import SAVED_OF_FFN, SAVED_OF_HEADS, SAVED_OF_NORMS
 from planner.workload.working_memory import MESSAGES
 
 SUM_BYTES = 4
@@ -172,6 +172,8 @@ def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float
     w, arch = plan.workload, plan.workload.architecture
     assert arch is not None
     copies = w.precision.optimizer_bytes / SUM_BYTES / w.optimizer_shards
+    # what is not rounded exists beside the shards
+    copies += plan.shards_optimizer and w.precision.compute.bytes == SUM_BYTES
     saved_bytes, degree = w.precision.compute.bytes, w.tensor_parallel
     total = float(WORKSPACE_BYTES)
     for parameter in whole_parameters(plan, stage).values():
@@ -179,8 +181,14 @@ def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float
         total += copies * _rounding(numel * SUM_BYTES)
         total += _rounding(numel * saved_bytes) if saved_bytes < SUM_BYTES else 0
     start, stop = plan.stage_layers[stage]
-    inner = w.microbatch_samples * arch.sequence * arch.ffn // degree * saved_bytes
-    return total + microbatches * (stop - start) * SAVED_OF_FFN[arch.kind] * _rounding(inner)
+    token_bytes = w.microbatch_samples * arch.sequence * saved_bytes
+    saved = (
+        (arch.ffn, SAVED_OF_FFN[arch.kind]),
+        (arch.hidden, SAVED_OF_NORMS),
+        (arch.attention_size * arch.heads, SAVED_OF_HEADS),
+    )
+    of_layer = sum(count * _rounding(token_bytes * width // degree) for width, count in saved)
+    return total + microbatches * (stop - start) * of_layer
 
 
 def _rounding(size: int) -> int:
