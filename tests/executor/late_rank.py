@@ -18,6 +18,6 @@ from tests.executor.test_device_backend import late_backend
 def main(words: Sequence[str]) -> int:
     """Run the rank."""
     stage_of = load_plan(words[0]).stage_of
-    device_collectives.gpu_location = lambda _, rank, __: (str(stage_of[rank]), str(rank))
-    model_stage.make_backend = lambda device: late_backend()  # type: ignore[assignment]
+    vars(device_collectives)["gpu_location"] = lambda _, rank, __: (str(stage_of[rank]), str(rank))
+    vars(model_stage)["make_backend"] = lambda device: late_backend()
     return __main__.main(list(words))
