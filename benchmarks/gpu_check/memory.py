@@ -3,7 +3,7 @@
 On a GPU the measured value is the allocator's peak. On a CPU, where there is no allocator peak, it
 is the bytes that the stage keeps between operations. A section is ok if no stage exceeds its
 expected bytes. Message and averaging buffers are left out on both sides, because the stages run
-alone in this process, and so are cuBLAS's workspaces.
+alone in this process; so are the workspaces of cuBLAS, which are allocated once per process.
 """
 
 from __future__ import annotations

@@ -53,10 +53,10 @@ REPEATS = 5
 SMALL_BYTES = 1 << 10
 PINGS = 41
 """Round trips of each kind."""
-FEWEST_VALUES, MOST_VALUES = 1 << 16, 1 << 23
-"""Lengths of the vector that pairs of ranks average."""
+FEWEST_VALUES, MOST_VALUES = 1 << 15, 1 << 23
+"""Lengths of the vectors that pairs of ranks average, each four times as long as the last."""
 LONG_ROUND_S = 0.1
-"""Time of averaging from which longer vectors say no more."""
+"""Time of averaging from which longer vectors are not tried."""
 AVERAGING_CHUNKING = Chunking(chunks=32, window=8)
 SLEEP_CYCLES_PER_S = 2e9
 """Clock of a GPU; a slower one sleeps longer."""
@@ -373,21 +373,20 @@ def _averaging_bandwidth(channels: DuplexChannels, rank: int, peers: Sequence[in
         ).run()
         return time.perf_counter() - start
 
-    values, samples = FEWEST_VALUES, 0
-    while True:
-        vector = torch.zeros(values)
-        seconds = [average(vector) for _ in range(max(1, samples))]
-        # the same on both, which decides alike
-        agreed = torch.full((len(group.members),), statistics.median(seconds))
-        average(agreed)
-        mean_s = float(agreed[0]) / len(group.members)
-        if mean_s > LONG_ROUND_S or samples:
-            connections.finish()
-            # half of the vector to be summed there, and half of the sums
-            return vector.nbytes / mean_s
-        if values == MOST_VALUES:
-            samples = REPEATS
-        values = min(4 * values, MOST_VALUES)
+    def round_s(values: int) -> float:
+        # the mean of both ranks, so that both continue or both stop
+        seconds = torch.full((2,), average(torch.zeros(values)))
+        average(seconds)
+        return float(seconds[0]) / 2
+
+    values = FEWEST_VALUES
+    while (took_s := round_s(values)) < LONG_ROUND_S and values < MOST_VALUES:
+        values *= 4
+    if took_s < LONG_ROUND_S:
+        took_s = statistics.median(round_s(values) for _ in range(REPEATS))
+    connections.finish()
+    # half of the vector is sent to be summed, and half as sums
+    return 4 * values / took_s
 
 
 def measure_operation() -> float:

@@ -197,13 +197,12 @@ def test_weights_evaluation_and_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_devices_are_calibrated(tmp_path: Path, shards: int) -> None:
     """All GPUs of a worker together; training begins as without, and plans take the times."""
-    cluster, workload = machines_of([4, 4]), tiny_workload("llama", batch_samples=8)
-    precision = "fp32" if shards == 1 else "bf16"
-    workload = Workload.transformer(
-        "calibrated", workload.architecture, batch_samples=8, precision=precision
-    )
-    fields: dict[str, Any] = {"stages": 2, "tensor_parallel": 2, "optimizer_shards": shards}
-    fields["clip"] = 0.5
+    arch, precision = tiny_workload("llama").architecture, "fp32" if shards == 1 else "bf16"
+    assert arch is not None
+    cluster = machines_of([4, 4])
+    workload = Workload.transformer("llama", arch, batch_samples=8, precision=precision)
+    fields: dict[str, Any] = {"stages": 2, "tensor_parallel": 2, "clip": 0.5}
+    fields["optimizer_shards"] = shards
     plan = pl.plan(cluster, workload, recompute=(1,), stop=pl.MaxIterations(2), **fields).plan
     assert plan is not None
     path = tmp_path / "calibration.json"

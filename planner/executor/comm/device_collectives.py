@@ -38,7 +38,7 @@ from planner.utils.refusal import Refusal
 
 LOOPBACK = "127.0.0.1"
 NCCL_SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Variable of NCCL; to try several ranks on one GPU, not to be fast."""
+"""Environment variable of NCCL that allows several ranks on one GPU, for tests."""
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of this rank's GPU, whatever the others did."""
 UNDESTROYED_GROUPS: list[object] = []
@@ -201,7 +201,7 @@ def gpu_location(
 
 
 def nccl_shares_gpus() -> bool:
-    """Whether NCCL is told to let ranks share a GPU, which it can from 2.30 on."""
+    """Whether NCCL (2.30 or newer) may run several ranks on one GPU."""
     return os.environ.get(NCCL_SHARED_GPU) == "1"
 
 

@@ -26,7 +26,7 @@ class GradientBuffer:
     ) -> None:
         self.device_tensor, self._make_host = device_tensor, make_host
         self._is_on_host = False
-        # of values on the device, those that alone are valid; None for all
+        # ranges of the device's vector that are valid; None for all
         self._parts: list[Range] | None = None
 
     @cached_property

@@ -172,7 +172,7 @@ def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float
     w, arch = plan.workload, plan.workload.architecture
     assert arch is not None
     copies = w.precision.optimizer_bytes / SUM_BYTES / w.optimizer_shards
-    # what is not rounded exists beside the shards
+    # parameters in fp32 are kept whole, in addition to the shards
     copies += plan.shards_optimizer and w.precision.compute.bytes == SUM_BYTES
     saved_bytes, degree = w.precision.compute.bytes, w.tensor_parallel
     total = float(WORKSPACE_BYTES)
