@@ -33,6 +33,7 @@ from planner.search.stop import (
     SearchRun,
     StoppingCriterion,
 )
+from planner.search.worker_pool import available_cores
 from planner.utils.text import joined
 from planner.utils.validate import real
 from planner.workload.hf_config import DEFAULT_SEQUENCE
@@ -240,6 +241,18 @@ def add_limits(sub: Arguments) -> None:
         type=float,
         metavar="S",
         help="time limit of the whole command; default: no limit",
+    )
+
+
+def add_workers(sub: Arguments) -> None:
+    """Add the number of processes of a search."""
+    sub.add_argument(
+        "--workers",
+        type=positive,
+        default=available_cores(),
+        metavar="N",
+        help="processes of the search of all layouts; the same --effort gives the same plan with "
+        "any number; default: the cores that the command may use",
     )
 
 

@@ -18,6 +18,7 @@ from planner.cli.arguments import (
     add_cluster,
     add_prices,
     add_solver,
+    add_workers,
     add_workload,
     prices_of,
     problem_of,
@@ -88,6 +89,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--out", type=Path, default=Path("front"), help="output folder; default front")
     add_solver(sub, list(Method))
+    add_workers(sub)
     add_force(sub)
 
 
@@ -127,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         worth=args.worth,
         stop=stop,
         seed=args.seed,
+        executor=args.workers,
         prices=prices_of(args),
         network_name=args.network,
         told=lambda front: _keep(args.out, front),

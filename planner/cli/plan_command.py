@@ -20,6 +20,7 @@ from planner.cli.arguments import (
     add_cluster,
     add_prices,
     add_solver,
+    add_workers,
     add_workload,
     count,
     positive,
@@ -96,7 +97,7 @@ GROUPS = {
     "objective and prices": (
         *("--objective", "--hour-usd", "--usd-per-hour", "--usd-per-gb", "--prices"),
     ),
-    "search": ("--seconds", "--seed", "--method"),
+    "search": ("--seconds", "--seed", "--method", "--workers"),
     "output": ("--compare", "--random-placements", "--no-pictures", "--force"),
 }
 """Groups of options in the help text, most important first."""
@@ -121,6 +122,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     _add_outputs(grouped)
     add_prices(grouped)
     add_solver(grouped, list(Method))
+    add_workers(grouped)
     add_force(grouped)
 
 
@@ -477,6 +479,7 @@ def run(args: argparse.Namespace) -> int:
         request=request,
         stop=stop_of(args, _search_s(args, time_left, len(cluster), random_count), incumbent_file),
         seed=args.seed,
+        executor=args.workers,
     )
     if result.plan is None:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)

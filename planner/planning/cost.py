@@ -64,18 +64,19 @@ class PlanObjective:
         """The objective of a request."""
         return cls(request.objective == Objective.COST, request.hour_usd / HOUR_S)
 
-    def value(self, cluster: Cluster, step_s: float, messages_usd: float) -> float:
-        """Seconds or dollars of a step."""
-        if not self.by_cost:
-            return step_s
+    def usd_per_s(self, cluster: Cluster) -> float:
+        """Dollars per second of a step, of devices and of waiting."""
         hourly = cluster.devices.usd_per_hour
-        devices_usd_per_s = 0.0 if hourly is None else float(np.sum(hourly)) / HOUR_S
-        return step_s * (devices_usd_per_s + self.wait_usd_per_s) + messages_usd
+        return (0.0 if hourly is None else float(np.sum(hourly)) / HOUR_S) + self.wait_usd_per_s
+
+    def value(self, step_s: float, usd_per_s: float, messages_usd: float) -> float:
+        """Seconds or dollars of a step."""
+        return step_s * usd_per_s + messages_usd if self.by_cost else step_s
 
     def of_plan(self, plan: TrainingPlan) -> float:
         """Seconds or dollars of a plan that has its cost."""
         messages = 0.0 if plan.cost is None else plan.cost.messages_usd
-        return self.value(plan.cluster, plan.predicted.step_s, messages)
+        return self.value(plan.predicted.step_s, self.usd_per_s(plan.cluster), messages)
 
 
 STEP_TIME = PlanObjective(False, 0.0)

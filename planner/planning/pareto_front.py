@@ -17,6 +17,7 @@ from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result
 from planner.search.stop import INTERRUPTED, StoppingCriterion
+from planner.search.worker_pool import Workers
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted, quantity_range
@@ -112,6 +113,7 @@ def pareto(
     worth: Sequence[float] = HOUR_VALUES,
     stop: StoppingCriterion,
     seed: int = 0,
+    executor: Workers = 1,
     told: Callable[[Front], None] = lambda front: None,
     **fields: Any,
 ) -> Front:
@@ -135,6 +137,8 @@ def pareto(
         Stopping criterion of each search; an interruption ends all of them.
     seed
         Of the random generators.
+    executor
+        Where each search works; see `planner.plan`.
     told
         Called with the front so far after each search.
     fields
@@ -172,7 +176,9 @@ def pareto(
     for chosen, least in _combinations(float(np.sum(hourly)), hours, *choices):
         try:
             request = PlanRequest(**fields | chosen | least)
-            result = plan(cluster, workload, request=request, stop=stop, seed=seed)
+            result = plan(
+                cluster, workload, request=request, stop=stop, seed=seed, executor=executor
+            )
         except ProblemError as error:
             refused.append((", ".join(f"{k} {v}" for k, v in chosen.items()), str(error)))
             continue

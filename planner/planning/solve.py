@@ -55,6 +55,7 @@ from planner.search.stop import (
     StoppingCriterion,
     started,
 )
+from planner.search.worker_pool import Workers, require_workers
 from planner.training_plan.choices import Codec, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
@@ -73,6 +74,7 @@ def plan(
     request: PlanRequest | None = None,
     stop: StoppingCriterion,
     seed: int = 0,
+    executor: Workers = 1,
     **fields: Any,
 ) -> Result[TrainingPlan]:
     """Plan a training run.
@@ -87,6 +89,10 @@ def plan(
         When to stop searching. With a limit on effort or iterations, the result is deterministic.
     seed
         Of the random generators.
+    executor
+        Where the joint search works: a number of processes on this machine, which are forked and
+        share its memory, or a `concurrent.futures.Executor`, such as that of a Dask, Ray or MPI
+        cluster. Does not change the result of a search with a limit on effort or iterations.
     fields
         Fields of `PlanRequest`, which replace those of ``request``.
 
@@ -113,21 +119,29 @@ def plan(
         Fields that contradict each other, or do not fit cluster and workload.
     NetworkError
         A pair of devices without measurement.
+    ValueError
+        A ``stop`` or ``executor`` that is none.
     """
+    require_workers(executor)
     request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
     request = request.replace(**fields)
     if request.tensor_parallel == AUTO or request.optimizer_shards == AUTO:
-        return _with_best_number(cluster, workload, request, stop, seed)
+        return _with_best_number(cluster, workload, request, stop, seed, executor)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
     if problem.request.kind is PlanKind.JOINT:
-        return _plan_jointly(problem, stop)
+        return _plan_jointly(problem, stop, executor)
     if problem.request.kind is PlanKind.PARTIAL_PATHS:
         return _plan_shape(problem, shape_of(problem), stop)
     return _straight_pipelines(problem, stop)
 
 
 def _with_best_number(
-    cluster: Cluster, workload: Workload, free: PlanRequest, stop: StoppingCriterion, seed: int
+    cluster: Cluster,
+    workload: Workload,
+    free: PlanRequest,
+    stop: StoppingCriterion,
+    seed: int,
+    executor: Workers,
 ) -> Result[TrainingPlan]:
     """The best plan over all degrees of tensor parallelism, or over numbers of shards."""
     instance_of(Cluster, cluster, "cluster")
@@ -144,12 +158,14 @@ def _with_best_number(
 
     def plan_with(number: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
         fixed = free.replace(**{name: number})
-        return plan(cluster, workload, request=fixed, stop=limit, seed=seed)
+        return plan(cluster, workload, request=fixed, stop=limit, seed=seed, executor=executor)
 
     return best_of(choices, words, stop, plan_with)
 
 
-def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _plan_jointly(
+    problem: PlanningProblem, stop: StoppingCriterion, executor: Workers
+) -> Result[TrainingPlan]:
     from planner.planning.joint.joint_search import search_jointly  # numba takes a while to load
 
     # bounds need the rates of all pairs
@@ -164,7 +180,7 @@ def _plan_jointly(problem: PlanningProblem, stop: StoppingCriterion) -> Result[T
         *(baseline.plan() for baseline in baselines),
         *_straight_plans(problem, baselines, stop),
     ]
-    searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans)
+    searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans, executor)
     searched = replace(searched, baselines=baselines)
     result = _with_certificates(searched, {}, "cost" if by_cost else "step")
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result

@@ -213,19 +213,20 @@ def test_signals_before_the_first_evaluation(
 ) -> None:
     """The first ends the layout search, the second arrives during the first evaluation."""
     calls: list[int] = []
-    search, price = LayoutSearch._anneal, _Search._evaluate_fallback
+    search, price = LayoutSearch.annealed, _Search._evaluate_fallback
 
-    def anneal(self: LayoutSearch, *given: Any) -> None:
-        search(self, *given)
+    def anneal(self: LayoutSearch, *given: Any) -> Any:
+        found = search(self, *given)
         calls.append(0)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
+        return found
 
     def anything(self: _Search) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         price(self)
 
-    monkeypatch.setattr(LayoutSearch, "_anneal", anneal)
+    monkeypatch.setattr(LayoutSearch, "annealed", anneal)
     monkeypatch.setattr(_Search, "_evaluate_fallback", anything)
     path = tmp_path / "plan.json"
     assert main([*LONG, "--out", str(path)]) == 130

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster, Devices
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.flow_plan import LayoutContext
 from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
@@ -27,6 +26,7 @@ from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.executor.forks import losses_by_step
 from tests.executor.test_local_steps import apart, require_equal
 from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
+from tests.planning.test_joint_search import plan_of
 
 torch = pytest.importorskip("torch")
 
@@ -65,9 +65,7 @@ def flow(codec: str = "none") -> TrainingPlan:
     request = PlanRequest(sync_every=5, within="region", network_name="regions", codec=codec)
     problem = PlanningProblem.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
     layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
-    return (
-        LayoutContext.of(problem, DeviceClasses.of(cluster, by_region=True), layout).build().plan()
-    )
+    return plan_of(problem, DeviceClasses.of(cluster, by_region=True), layout)
 
 
 CASES: dict[str, Callable[[], TrainingPlan]] = {

@@ -12,8 +12,9 @@ import pytest
 import planner as pl
 from planner.planning.baselines.rank_order import one_region
 from planner.planning.joint import joint_search
+from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
+from planner.planning.joint.candidate_builder import CandidateBuilder
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.flow_plan import LayoutContext
 from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
@@ -234,7 +235,15 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return LayoutContext.of(problem, DeviceClasses.of(cluster), layout).build().plan()
+    return plan_of(problem, DeviceClasses.of(cluster), layout)
+
+
+def plan_of(problem: PlanningProblem, classes: DeviceClasses, layout: Layout) -> TrainingPlan:
+    """Return the plan of a layout."""
+    builder = CandidateBuilder(problem, classes)
+    candidate = builder.build(CandidateSpec(layout))
+    assert isinstance(candidate, CandidatePlan)
+    return builder.plan(candidate)
 
 
 def test_a_flow_splits_and_joins() -> None:

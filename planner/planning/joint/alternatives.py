@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.planning.joint.candidate import CandidatePlan
 from planner.planning.joint.candidate_pool import CandidatePool
-from planner.planning.joint.flow_plan import CandidatePlan
 from planner.planning.request import ShareRule
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import is_hierarchical
@@ -49,7 +50,9 @@ def _runners_up(pool: CandidatePool) -> list[tuple[Decision, CandidatePlan]]:
         runners_up = list(_next_best(pool, best))
         if not pool.may_recheck(best):
             return runners_up
-        runners_up = [(decision, candidate.with_next_step()) for decision, candidate in runners_up]
+        runners_up = [
+            (decision, pool.builder.with_next_step(candidate)) for decision, candidate in runners_up
+        ]
         for _, candidate in runners_up:
             pool.update(candidate, candidate.seconds)
         least_value = pool.incumbent.objective * (1 - ROUNDING)
@@ -79,7 +82,7 @@ def _other_recomputation(pool: CandidatePool, best: CandidatePlan) -> Alternativ
     with_, without = ("recomputation", "none"), ("no recomputation", "on all stages")
     decision, reverse = (with_, without) if recomputes else (without, with_)
     other = replace(best.layout, recompute=(not recomputes,) * len(best.layout.layers))
-    variant = pool.rebuilt(best, other, pool.problem.request)
+    variant = pool.rebuilt(replace(best.spec, layout=other, max_in_flight_ratio=math.inf))
     if variant is None:
         return _alternative(pool, decision, None)
     return _variant(pool, variant, decision, reverse)
@@ -99,8 +102,8 @@ def _equal_shares(pool: CandidatePool, best: CandidatePlan) -> Iterator[Alternat
     decision = ("adaptive shares", "equal")
     if hierarchical:
         decision = ("two levels", "one round of equal shares")
-    equal = pool.problem.request.replace(averaging=ShareRule.EQUAL)
-    variant = pool.rebuilt(best, best.layout, equal)
+    equal = replace(best.spec, shares=ShareRule.EQUAL, max_in_flight_ratio=math.inf)
+    variant = pool.rebuilt(equal)
     if variant is not None:
         yield _variant(pool, variant, decision, ("equal shares", decision[0]))
 

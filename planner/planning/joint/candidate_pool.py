@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
+
+import numpy as np
 
 from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.cost import PlanObjective, with_cost
-from planner.planning.joint.device_classes import DeviceClasses, Floats
-from planner.planning.joint.device_flow import PairSpread
-from planner.planning.joint.flow_plan import CandidatePlan, LayoutContext
+from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
+from planner.planning.joint.candidate_builder import CandidateBuilder
 from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import PlanRequest, RequestedWiring
+from planner.planning.request import RequestedWiring
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.stop import INTERRUPTED, SearchRun
+from planner.search.worker_pool import WorkerPool
 from planner.training_plan.model import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,8 @@ PROMISING_RATIO = 1.08
 with the slowdowns measured in its schedule."""
 MAX_RECHECK_OPERATIONS = 60_000
 """Operations of a step up to which variants of the best plan are built after the search."""
+MAX_ELITE = 8
+"""Candidates whose neighbourhoods are explored."""
 
 IDLE_DEVICES = (
     "wiring 'stochastic': every plan found leaves devices without microbatches; give more "
@@ -49,8 +56,9 @@ class CandidatePool:
 
     Parameters
     ----------
-    problem, classes, run
-        What is planned, its device classes, and the run that counts the work.
+    problem, builder, run, workers
+        What is planned, what builds candidates, the run that counts the work, and what builds
+        several at a time.
     bound
         A lower bound on every plan, or None.
 
@@ -61,11 +69,13 @@ class CandidatePool:
     best_candidate
         The candidate that the incumbent was made of; None if the incumbent is a baseline.
     best_by_stages
-        The best candidate with each number of stages: the elite pool of the search.
+        The best candidate with each number of stages.
+    elite
+        The best candidates by layout: the elite pool of the search.
     best_on_all
         The best candidate that uses all devices.
     visits
-        By number of stages, how often the neighbourhood of the best candidate was explored.
+        By layout, how often its neighbourhood was explored.
     tried
         Layouts of which candidates were built.
     below_bound
@@ -77,11 +87,12 @@ class CandidatePool:
     def __init__(
         self,
         problem: PlanningProblem,
-        classes: DeviceClasses,
+        builder: CandidateBuilder,
         run: SearchRun,
+        workers: WorkerPool,
         bound: StepBound | None,
     ) -> None:
-        self.problem, self.classes, self.run = problem, classes, run
+        self.problem, self.builder, self.run, self.workers = problem, builder, run, workers
         # until `evaluate`, moves are estimates: that they improve no plan is no reason to stop
         run.evaluates_plans = False
         request = problem.request
@@ -102,7 +113,8 @@ class CandidatePool:
         self.best_candidate: CandidatePlan | None = None
         self.best_on_all: CandidatePlan | None = None
         self.best_by_stages: dict[int, CandidatePlan] = {}
-        self.visits: dict[int, int] = {}
+        self.elite: dict[Layout, CandidatePlan] = {}
+        self.visits: Counter[Layout] = Counter()
         self.tried: set[Layout] = set()
         self.first_error: ProblemError | None = None
 
@@ -113,65 +125,105 @@ class CandidatePool:
         if not self._is_below_bound(value):
             self.incumbent.offer(value, plan)
 
-    def try_layout(self, layout: Layout, *, always: bool = False) -> CandidatePlan | None:
-        """The best candidate of a layout; None if it was tried before or memory is too small.
+    def try_layouts(
+        self, layouts: Iterable[Layout], most: int, always: Collection[Layout] = ()
+    ) -> list[CandidatePlan]:
+        """The best candidates of up to ``most`` layouts that fit and were not tried before.
 
-        Other pairs of devices are tried if the first candidate is promising, or ``always``.
+        Other pairs of devices are tried if the first candidate is promising, or its layout is one
+        of ``always``. At the limit, the first layout is still tried.
         """
-        if layout in self.tried:
-            return None
-        self.tried.add(layout)
-        try:
-            context = LayoutContext.of(self.problem, self.classes, layout)
-            first, *others = context.spreads
-            best = self.build_once(context, spread=first)
-        except ProblemError as error:
-            self.first_error = self.first_error or error
-            return None
-        for spread in others:
-            if self._is_promising(best, math.inf if always else PROMISING_RATIO):
-                other = self.build_once(context, spread=spread)
-                best = min(best, other, key=lambda candidate: candidate.value)
-        if self._is_promising(best, PROMISING_RATIO):
-            other = self.build_once(
-                context, slowdown=best.slowdown * best.lateness, spread=best.spread
-            )
-            best = min(best, other, key=lambda candidate: candidate.value)
-        on_all = self.best_on_all
-        if self.num_without_stage(best) == 0 and (on_all is None or best.value < on_all.value):
-            self.best_on_all = best
-        stages = len(layout.layers)
-        if stages not in self.best_by_stages or best.value < self.best_by_stages[stages].value:
-            self.best_by_stages[stages], self.visits[stages] = best, 0
-        return best
+        untried = iter([x for x in dict.fromkeys(layouts) if x not in self.tried])
+        firsts: list[CandidatePlan] = []
+        while len(firsts) < most:
+            batch = list(islice(untried, 1 if self.run.check() else most - len(firsts)))
+            built = self._built([CandidateSpec(layout) for layout in batch])
+            self.tried.update(batch[: len(built)])
+            firsts += [candidate for candidate in built if candidate is not None]
+            if not batch or self.run.check() is not None:
+                break
+        best = {candidate.layout: candidate for candidate in firsts}
+        self._improve(
+            best,
+            [
+                replace(first.spec, spread=spread)
+                for first in self._promising(firsts, always)
+                for spread in first.other_spreads
+            ],
+        )
+        self._improve(
+            best, [slowed(candidate) for candidate in self._promising(list(best.values()))]
+        )
+        for candidate in best.values():
+            self.keep(candidate)
+        return list(best.values())
 
-    def _is_promising(self, candidate: CandidatePlan, max_ratio: float) -> bool:
-        """Whether the value is within a factor of the best one, and the limit not reached."""
-        values = [known.value for known in self.best_by_stages.values()]
-        best_value = min([self.incumbent.objective, *values])
-        return candidate.value <= max_ratio * best_value and self.run.check() is None
+    def _built(self, specs: Sequence[CandidateSpec]) -> list[CandidatePlan | None]:
+        """Candidates up to the limit, at least one; None where memory is too small."""
+        built: list[CandidatePlan | None] = []
+        for result in self.workers.map(self.builder.build, [(spec,) for spec in specs]):
+            if isinstance(result, ProblemError):
+                self.first_error = self.first_error or result
+                built.append(None)
+            else:
+                self.spend(result, 1)
+                built.append(result)
+            if self.run.check() is not None:
+                break
+        return built
 
-    def build_once(
-        self,
-        context: LayoutContext,
-        max_in_flight_ratio: float = math.inf,
-        slowdown: Floats | None = None,
-        spread: PairSpread = PairSpread.EVEN,
-    ) -> CandidatePlan:
-        """`LayoutContext.build`, counted as work."""
-        candidate = context.build(max_in_flight_ratio, slowdown, spread)
-        self.spend(candidate, 1)
-        return candidate
+    def _improve(self, best: dict[Layout, CandidatePlan], specs: Sequence[CandidateSpec]) -> None:
+        """Replace candidates by better ones with the same layout."""
+        for candidate in self.build_all(specs):
+            if candidate.value < best[candidate.layout].value:
+                best[candidate.layout] = candidate
+
+    def build_all(self, specs: Sequence[CandidateSpec]) -> list[CandidatePlan]:
+        """Candidates, those that fit, up to the limit."""
+        if self.run.check() is not None:
+            return []
+        return [candidate for candidate in self._built(specs) if candidate is not None]
+
+    def _promising(
+        self, candidates: Sequence[CandidatePlan], always: Collection[Layout] = ()
+    ) -> list[CandidatePlan]:
+        """Candidates whose value is within a factor of the best one; none at the limit."""
+        if self.run.check() is not None:
+            return []
+        known = [*self.best_by_stages.values(), *candidates]
+        best_value = min([self.incumbent.objective, *(candidate.value for candidate in known)])
+        return [
+            candidate
+            for candidate in candidates
+            if candidate.value <= PROMISING_RATIO * best_value or candidate.layout in always
+        ]
+
+    def keep(self, candidate: CandidatePlan) -> None:
+        """Take a candidate into the elite pool, if it is among the best."""
+        stages, on_all = len(candidate.layout.layers), self.best_on_all
+        if self.num_without_stage(candidate) == 0 and (
+            on_all is None or candidate.value < on_all.value
+        ):
+            self.best_on_all = candidate
+        best = self.best_by_stages.get(stages)
+        if best is None or candidate.value < best.value:
+            self.best_by_stages[stages] = candidate
+        known = self.elite.get(candidate.layout)
+        if known is None or candidate.value < known.value:
+            self.elite[candidate.layout] = candidate
+        if len(self.elite) > MAX_ELITE:
+            del self.elite[max(self.elite, key=lambda layout: self.elite[layout].value)]
 
     def evaluate(self, candidate: CandidatePlan) -> float:
         """Simulate a candidate in full and offer it as incumbent; returns its value."""
-        used_layout = candidate.without_idle() if self.is_stochastic else candidate.layout
-        if used_layout != candidate.layout:
+        used_layout = candidate.used_layout
+        if self.is_stochastic and used_layout != candidate.layout:
             # with stochastic wiring every device needs an initial share of the microbatches
             self.first_error = self.first_error or ProblemError(IDLE_DEVICES)
-            smaller = self.try_layout(used_layout, always=True)
-            return math.inf if smaller is None else self.evaluate(smaller.with_next_step())
-        plan = with_cost(with_aggregators(self.problem, candidate.plan()), self.problem.request)
+            smaller = self.try_layouts([used_layout], 1, {used_layout})
+            return self.evaluate(self.builder.with_next_step(smaller[0])) if smaller else math.inf
+        plan = self.builder.plan(candidate)
+        plan = with_cost(with_aggregators(self.problem, plan), self.problem.request)
         self.run.evaluates_plans = True
         value = self.objective.of_plan(plan)
         if self._is_below_bound(value):
@@ -186,12 +238,11 @@ class CandidatePool:
     def update(self, candidate: CandidatePlan, seconds: float) -> None:
         """Record a more accurate value: averaging and pipelines slow each other down."""
         stages = len(candidate.layout.layers)
-        known = self.best_by_stages[stages]
         updated = replace(candidate, seconds=max(seconds, candidate.seconds), two_steps=True)
-        if known.layout == candidate.layout and (
-            not known.two_steps or updated.value < known.value
-        ):
+        if _is_more_accurate(updated, self.best_by_stages.get(stages)):
             self.best_by_stages[stages] = updated
+        if _is_more_accurate(updated, self.elite.get(candidate.layout)):
+            self.elite[candidate.layout] = updated
 
     def spend(self, candidate: CandidatePlan, passes: int) -> None:
         """Count the work of simulating ``passes`` steps of a candidate."""
@@ -199,16 +250,10 @@ class CandidatePool:
             (passes * candidate.operations + OPERATIONS_PER_CANDIDATE) / OPERATIONS_PER_EFFORT
         )
 
-    def rebuilt(
-        self, best: CandidatePlan, layout: Layout, request: PlanRequest
-    ) -> CandidatePlan | None:
-        """The best candidate with one decision changed; None if memory is too small."""
-        try:
-            variant = replace(self.problem, request=request)
-            context = LayoutContext.of(variant, self.classes, layout)
-            return context.build(slowdown=best.slowdown, spread=best.spread).with_next_step()
-        except ProblemError:
-            return None
+    def rebuilt(self, spec: CandidateSpec) -> CandidatePlan | None:
+        """A variant of the best candidate; None if memory is too small."""
+        variant = self.builder.build(spec)
+        return None if isinstance(variant, ProblemError) else self.builder.with_next_step(variant)
 
     def may_recheck(self, candidate: CandidatePlan) -> bool:
         """Whether variants of this candidate are small enough to be built after the search."""
@@ -217,7 +262,7 @@ class CandidatePool:
 
     def num_without_stage(self, candidate: CandidatePlan) -> int:
         """Devices that can compute but hold no stage."""
-        return int(self.classes.size.sum()) - len(candidate.context.problem.cluster)
+        return int(self.builder.classes.size.sum()) - candidate.devices
 
     def _is_below_bound(self, value: float) -> bool:
         """Whether the value of a plan is below a bound on the mean over many steps.
@@ -245,3 +290,18 @@ class CandidatePool:
         self.incumbent = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
         for value, plan in self.below_bound:
             self.incumbent.offer(value, plan)
+
+
+def slowed(candidate: CandidatePlan, max_in_flight_ratio: float = math.inf) -> CandidateSpec:
+    """A variant with the slowdowns that were measured in the candidate's schedule."""
+    factors = np.array(candidate.spec.slowdown) * candidate.lateness
+    return replace(
+        candidate.spec, slowdown=tuple(factors.tolist()), max_in_flight_ratio=max_in_flight_ratio
+    )
+
+
+def _is_more_accurate(updated: CandidatePlan, known: CandidatePlan | None) -> bool:
+    """Whether a simulated candidate replaces a known one of its layout."""
+    if known is None or known.layout != updated.layout:
+        return False
+    return not known.two_steps or updated.value < known.value

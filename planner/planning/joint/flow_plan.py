@@ -1,4 +1,4 @@
-"""From a layout to a candidate plan: flow, paths, order of operations and averaging."""
+"""From a layout to a candidate: flow, paths, order of operations and averaging."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.planning.cost import PlanObjective
-from planner.planning.evaluation import (
-    compute_times,
-    evaluated,
-    stage_averaging,
-    two_step_estimate_s,
-)
+from planner.planning.evaluation import compute_times, stage_averaging
+from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
 from planner.planning.joint.device_classes import DeviceClasses, Floats
 from planner.planning.joint.device_flow import PairSpread, device_flow
 from planner.planning.joint.flow_paths import interleaved_paths
@@ -24,14 +20,14 @@ from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import FlowNodes, flow_of, in_flight_limit
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
-from planner.planning.straight.schedules import eagerly_served
+from planner.planning.straight.schedules import eager_run
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.averaging_rounds import rounds_s
 from planner.simulator.resources import LinkResources
+from planner.simulator.run import Run
 from planner.simulator.traffic import averaged_bytes
 from planner.training_plan.averaging_group import within
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
@@ -148,42 +144,37 @@ class LayoutContext:
         )
         return first, *others
 
-    def build(
-        self,
-        max_in_flight_ratio: float = math.inf,
-        slowdown: Floats | None = None,
-        spread: PairSpread = PairSpread.EVEN,
-    ) -> CandidatePlan:
-        """Paths that follow the flow, in the order in which devices serve what arrives.
+    def completed(self, spec: CandidateSpec) -> CandidateSpec:
+        """The specification with the spread and slowdowns that it leaves open."""
+        slowdown = spec.slowdown or (1.0,) * len(self.flow.stage)
+        return replace(spec, spread=spec.spread or self.spreads[0], slowdown=slowdown)
 
-        Parameters
-        ----------
-        max_in_flight_ratio
-            Limit on microbatches in flight, as a multiple of what Little's law requires.
-        slowdown
-            ``float[V]``: factors on the compute and transfer times of nodes, which direct flow away
-            from them. None: 1.
-        """
+    def serve(self, spec: CandidateSpec) -> ServedFlow:
+        """Paths that follow the flow, in the order in which devices serve what arrives."""
+        assert spec.spread is not None
         groups, shape = self.assignment.groups, self.shape
-        slowdown = np.ones(len(self.flow.stage)) if slowdown is None else slowdown
-        rates = self._spread_by(slowdown)
+        rates = self._spread_by(np.array(spec.slowdown))
         live_limit = self.room
-        if max_in_flight_ratio < math.inf:
+        if spec.max_in_flight_ratio < math.inf:
             # Little's law
             in_flight = rates.remaining_s / rates.period_s * rates.node_share / self.nodes.devices
-            max_live = np.maximum(2, np.ceil(max_in_flight_ratio * in_flight)).tolist()
+            max_live = np.maximum(2, np.ceil(spec.max_in_flight_ratio * in_flight)).tolist()
             live_limit = {
                 d: min(live_limit[d], int(max_live[v]))
                 for group, its_nodes in zip(groups, self.node_of, strict=True)
                 for d, v in zip(group, its_nodes, strict=True)
             }
-        starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
+        starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spec.spread)
         paths = interleaved_paths(groups, starts, edges, shape.microbatches)
         activation_bytes = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
-        schedule, begin, end = eagerly_served(
-            unordered, self.times, activation_bytes, self.links, live_limit
-        )
+        run = eager_run(unordered, self.times, activation_bytes, self.links, live_limit)
+        return ServedFlow(unordered, run)
+
+    def candidate(self, spec: CandidateSpec, served: ServedFlow) -> CandidatePlan:
+        """What the search needs to know of a served flow."""
+        groups = self.assignment.groups
+        begin, end = served.busy(len(self.links))
         busy_s, lateness = [], np.ones(len(self.flow.stage))
         for group, its_nodes in zip(groups, self.node_of, strict=True):
             members, node = list(group), np.array(its_nodes)
@@ -201,9 +192,31 @@ class LayoutContext:
         without_averaging_s = without_averaging_s + self.within_s[: len(without_averaging_s)]
         if sync.delayed:
             averages = max(without_averaging_s.max(), averages - without_averaging_s.max())
-        seconds = sync.mean_s(without_averaging_s.max(), averages)
-        usd = self._messages_usd(paths)
-        return CandidatePlan(self, schedule, float(seconds), slowdown, lateness, spread, usd)
+        by_cost, cluster = self.objective.by_cost, self.problem.cluster
+        return CandidatePlan(
+            spec,
+            tuple(spread for spread in self.spreads if spread is not spec.spread),
+            float(sync.mean_s(without_averaging_s.max(), averages)),
+            lateness,
+            len(cluster),
+            len(served.run.operations.device),
+            self._used_layout(end),
+            self.objective,
+            self.objective.usd_per_s(cluster) if by_cost else 0.0,
+            self._messages_usd(served.unordered.paths),
+        )
+
+    def _used_layout(self, end: Floats) -> Layout:
+        """The layout without devices that get no microbatch."""
+        if end.all():
+            return self.layout
+        counts = [list(row) for row in self.layout.counts]
+        for j, (group, its_nodes) in enumerate(
+            zip(self.assignment.groups, self.node_of, strict=True)
+        ):
+            for d, v in zip(group, its_nodes, strict=True):
+                counts[j][int(self.nodes.device_class[v])] -= end[d] == 0
+        return replace(self.layout, counts=tuple(map(tuple, counts)))
 
     def _messages_usd(self, paths: Sequence[Sequence[int]]) -> float:
         """Dollars of a step for messages; 0 if the objective is time."""
@@ -228,78 +241,28 @@ class LayoutContext:
 
 
 @dataclass(frozen=True)
-class CandidatePlan:
-    """A layout with paths and an order of operations.
+class ServedFlow:
+    """Paths of a flow, and the simulated step from which their order is taken.
 
     Attributes
     ----------
-    context
-        What it was built from.
-    seconds
-        Estimated step: the longest time of a stage from its first operation to its update, from an
-        idle system, with undisturbed averaging. A mean if one step in several averages.
-    slowdown
-        ``float[V]``: assumed slowdown of each node.
-    lateness
-        ``float[V]``: mean end of a node's operations, relative to its stage.
-    spread
-        Distribution of the flow over pairs of devices.
-    messages_usd
-        Dollars of a step for messages, if the objective is cost.
-    two_steps
-        Whether ``seconds`` includes a next step, whose messages slow averaging down.
+    unordered
+        The paths.
+    run
+        One step from an idle system.
     """
 
-    context: LayoutContext
-    schedule: Schedule
-    seconds: float
-    slowdown: Floats
-    lateness: Floats
-    spread: PairSpread
-    messages_usd: float = 0.0
-    two_steps: bool = False
+    unordered: Schedule
+    run: Run
 
-    @property
-    def value(self) -> float:
-        """Seconds or dollars, whichever is minimised."""
-        context = self.context
-        return context.objective.value(context.problem.cluster, self.seconds, self.messages_usd)
+    def schedule(self) -> Schedule:
+        """Paths and order."""
+        return replace(self.unordered, order=self.run.order())
 
-    @property
-    def layout(self) -> Layout:
-        """The layout it was built from."""
-        return self.context.layout
-
-    def without_idle(self) -> Layout:
-        """The layout without devices that get no microbatch."""
-        counts = [list(row) for row in self.layout.counts]
-        through = {d for path in self.schedule.paths for d in path}
-        context, nodes = self.context, self.context.nodes
-        for j, (group, its_nodes) in enumerate(
-            zip(context.assignment.groups, context.node_of, strict=True)
-        ):
-            for d, v in zip(group, its_nodes, strict=True):
-                counts[j][int(nodes.device_class[v])] -= d not in through
-        return replace(self.layout, counts=tuple(map(tuple, counts)))
-
-    @property
-    def operations(self) -> int:
-        """Operations of a step, which determine the cost of simulation."""
-        return sum(map(len, self.schedule.order))
-
-    def with_next_step(self) -> CandidatePlan:
-        """The same candidate, simulated with a next step."""
-        if self.two_steps:
-            return self
-        context = self.context
-        with_next = two_step_estimate_s(
-            context.problem, context.shape, context.assignment, context.times, self.schedule
-        )
-        return replace(self, seconds=max(self.seconds, with_next), two_steps=True)
-
-    def plan(self) -> TrainingPlan:
-        """The plan with its simulated times."""
-        context = self.context
-        return evaluated(
-            context.problem, context.shape, context.assignment, context.times, (self.schedule,)
-        )
+    def busy(self, devices: int) -> tuple[Floats, Floats]:
+        """Start and end of each device; end 0 of those without microbatches."""
+        device, times = self.run.operations.device, self.run.times
+        begin, end = np.full(devices, np.inf), np.zeros(devices)
+        np.minimum.at(begin, device, times.begin[0])
+        np.maximum.at(end, device, times.end[0])
+        return begin, end

@@ -3,29 +3,33 @@
 A search round is a restart: simulated annealing finds layouts with a low estimate, and candidates
 are built from the best of them. One step of each is simulated, then two consecutive steps of the
 most promising, and the best of these are evaluated in full. Improvement steps follow: a parent is
-chosen from the elite pool (the best candidate with each number of stages), and candidates are built
-from neighbours of its layout and from perturbations of its flow. Search rounds repeat until the
-limit; the first one already yields an incumbent.
+chosen from the elite pool (the best candidates so far), and candidates are built from neighbours of
+its layout and from perturbations of its flow. Search rounds repeat until the limit; the first one
+already yields an incumbent.
+
+Runs of annealing and candidates that do not depend on each other are made in parallel by a
+`WorkerPool`; decisions are taken between such batches, in the order of the tasks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.planning.cost import PlanObjective
 from planner.planning.joint.alternatives import alternatives
-from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
+from planner.planning.joint.candidate import CandidatePlan
+from planner.planning.joint.candidate_builder import CandidateBuilder
+from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool, slowed
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.flow_plan import CandidatePlan
 from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_estimate import IN_FLIGHT
 from planner.planning.joint.layout_flow import pipeline_s
-from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.joint.layout_search import SEEDS, Constraints, InitialLayout, LayoutSearch
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import ShareRule
@@ -42,6 +46,7 @@ from planner.search.stop import (
     StoppingCriterion,
     started,
 )
+from planner.search.worker_pool import WorkerPool, Workers
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
@@ -53,10 +58,15 @@ FALLBACK_MOVES = 200_000.0
 LAYOUT_SEARCH_SHARE = 0.3
 """Maximum share of the limit for the layout search of a round; the rest goes to simulation, which
 decides between layouts of similar estimates."""
-MAX_NEW_CANDIDATES = 6
-"""Candidates built in a search round from new layouts, besides those from baselines and ranks."""
+MIN_NEW_CANDIDATES, MAX_NEW_CANDIDATES = 6, 20
+"""Candidates built in a search round from new layouts, besides those from baselines and ranks: more
+with a longer limit, since estimates rank layouts badly."""
+MOVES_PER_NEW_CANDIDATE = 100_000.0
+"""Moves of the layout search that the whole limit allows, for each of these candidates."""
 MAX_TWO_STEP_SIMULATIONS = 8
 """Candidates that are simulated with a second step, after each batch of new candidates."""
+SIMULATED_TOGETHER = 2
+"""Candidates that are simulated with a second step at the same time."""
 MAX_EVALUATED = 2
 """Candidates that are evaluated in full, after each batch of new candidates."""
 MAX_IDLE_ROUNDS = 3
@@ -67,6 +77,8 @@ IMPROVEMENT_STEPS = 6
 """Improvement steps in a search round; each explores the neighbourhood of one parent."""
 NEIGHBOURS_ESTIMATED = 600
 """Random neighbours of a parent's layout that are estimated in an improvement step."""
+NEIGHBOUR_TASKS = 4
+"""Tasks among which these are divided."""
 MAX_NEIGHBOURS_BUILT = 12
 """Neighbours that are built and simulated in an improvement step, the lowest estimates first."""
 ACCEPTANCE_RATIO = 1.04
@@ -97,9 +109,10 @@ def search_jointly(
     stop: StoppingCriterion,
     bound: StepBound | None = None,
     baselines: Sequence[TrainingPlan] = (),
+    workers: Workers = 1,
 ) -> Result[TrainingPlan]:
     """The best plan found; every decision that the request leaves open is searched."""
-    search = _Search(problem, stop, bound, baselines)
+    search = _Search(problem, stop, bound, baselines, workers)
     result = search.result()
     if result.plan is None or search.run.reason not in (None, EFFORT_LIMIT, ITERATION_LIMIT):
         return result
@@ -111,7 +124,7 @@ def search_jointly(
     larger = replace(problem, workload=workload)
     portion = stop.portion(LARGER_MICROBATCHES_SHARE)
     with search.run.interruptible():
-        larger_result = _Search(larger, portion, bound, baselines).result()
+        larger_result = _Search(larger, portion, bound, baselines, workers).result()
         return min(result, larger_result, key=objective_or_inf)
     # interrupted before the second search had a result
     return replace(result, stop_reason=search.run.reason or INTERRUPTED)
@@ -153,6 +166,7 @@ class _Search:
         stop: StoppingCriterion,
         bound: StepBound | None,
         baselines: Sequence[TrainingPlan] = (),
+        workers: Workers = 1,
     ) -> None:
         self.problem, self.stop = problem, stop
         request = problem.request
@@ -171,12 +185,18 @@ class _Search:
         # compile kernels before the time limit starts
         self.moves_per_s = self.layouts.moves_in(1.0)
         self.run = started(stop, self.layouts.moves_per_effort)
-        self.pool = CandidatePool(problem, self.classes, self.run, bound)
+        self.builder = CandidateBuilder(problem, self.classes)
+        self.workers = WorkerPool(workers, self.layouts, self.builder)
+        self.pool = CandidatePool(problem, self.builder, self.run, self.workers, bound)
         self.pending: list[CandidatePlan] = []
         self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
         """Run search rounds until the limit."""
+        with self.workers:
+            return self._result()
+
+    def _result(self) -> Result[TrainingPlan]:
         moves = min(SEARCH_ROUND_MOVES, self._num_moves())
         idle_rounds = 0
         with self.run.interruptible():
@@ -238,32 +258,32 @@ class _Search:
             return LAYOUT_SEARCH_SHARE * self.moves_per_s * self.stop.seconds()
         return LAYOUT_SEARCH_SHARE * self.run.max_iterations
 
+    def _num_new_candidates(self) -> int:
+        """Candidates to build from new layouts in a search round."""
+        affordable = min(self._num_moves() / MOVES_PER_NEW_CANDIDATE, MAX_NEW_CANDIDATES)
+        return max(MIN_NEW_CANDIDATES, int(affordable))
+
     def _search_round(self, moves: float) -> None:
         """Build and evaluate the best of new layouts, then improve candidates of the elite pool."""
-        self.layouts.best_by_start.clear()
-        self.layouts.search(self.run, moves)
+        self.layouts.optima.clear()
+        self.layouts.search(self.run, moves, self.workers)
         ranked = self.layouts.ranked(first=InitialLayout.SPREAD_COLD)
         initial: list[Layout] = []
         if not self.pool.tried:
             rank_based = promising_rank_layouts(self.problem, self.layouts, PROMISING_RATIO)
             initial = list(dict.fromkeys([*self._baseline_layouts(), *rank_based]))
         promising = [scored.layout for scored in ranked if scored.layout not in initial]
-        candidates: list[CandidatePlan] = []
         first = [*promising[:1], *initial]
         if self.run.check() is not None:
             # there is time for one candidate only
             first.sort(key=lambda layout: self.layouts.scored(layout).value)
-        for layout in [*first, *promising[1:]]:
-            out_of_budget = bool(candidates) and self.run.check() is not None
-            if len(candidates) == MAX_NEW_CANDIDATES + len(initial) or out_of_budget:
-                break
-            candidate = self.pool.try_layout(layout, always=layout in initial)
-            if candidate is not None:
-                candidates.append(candidate)
+        candidates = self.pool.try_layouts(
+            [*first, *promising[1:]], self._num_new_candidates() + len(initial), initial
+        )
         candidates += self._best_unbuilt(candidates, initial)
         self._evaluate_promising(candidates)
         for _ in range(IMPROVEMENT_STEPS):
-            if not self.pool.best_by_stages or self.run.check() is not None:
+            if not self.pool.elite or self.run.check() is not None:
                 break
             parent = self._next_parent()
             self._evaluate_promising([*self._neighbours(parent), *self._perturbed(parent)])
@@ -279,55 +299,73 @@ class _Search:
         best = min(scored, key=lambda layout: layout.value)
         if best.value * PROMISING_RATIO >= min(built, default=math.inf):
             return []
-        candidate = self.pool.try_layout(best.layout)
-        return [] if candidate is None else [candidate]
+        return self.pool.try_layouts([best.layout], 1)
 
     def _next_parent(self) -> CandidatePlan:
         """The best candidate of the elite pool, with a penalty for visits."""
-        best, visits = self.pool.best_by_stages, self.pool.visits
-        stages = min(best, key=lambda k: best[k].value * (1 + VISIT_PENALTY * visits[k]))
-        visits[stages] += 1
-        return best[stages]
+        elite, visits = self.pool.elite, self.pool.visits
+        layout = min(elite, key=lambda x: elite[x].value * (1 + VISIT_PENALTY * visits[x]))
+        visits[layout] += 1
+        return elite[layout]
 
     def _neighbours(self, parent: CandidatePlan) -> list[CandidatePlan]:
         """Candidates from neighbours of a layout whose estimates are not much worse."""
-        candidates: list[CandidatePlan] = []
-        stages = len(parent.layout.layers)
-        max_ratio = ACCEPTANCE_RATIO + ACCEPTANCE_PER_VISIT * self.pool.visits[stages]
+        visits = self.pool.visits
+        max_ratio = ACCEPTANCE_RATIO + ACCEPTANCE_PER_VISIT * visits[parent.layout]
         max_value = max_ratio * self.layouts.scored(parent.layout).value
-        neighbours = self.layouts.neighbours(parent.layout, NEIGHBOURS_ESTIMATED)
-        promising = [scored.layout for scored in neighbours if scored.value <= max_value]
-        for layout in [*self._with_less_recomputation(parent.layout), *promising]:
-            if len(candidates) == MAX_NEIGHBOURS_BUILT or self.run.check() is not None:
-                break
-            candidate = self.pool.try_layout(layout)
-            if candidate is not None:
-                candidates.append(candidate)
+        samples, seeds = (
+            NEIGHBOURS_ESTIMATED // NEIGHBOUR_TASKS,
+            self.rng.integers(0, SEEDS, NEIGHBOUR_TASKS),
+        )
+        tasks = [(parent.layout, samples, max_value, seed) for seed in seeds.tolist()]
+        neighbours = {
+            scored.layout: scored.value
+            for found in self.workers.map(self.layouts.neighbours, tasks)
+            for scored in found
+        }
+        promising = sorted(neighbours, key=lambda layout: neighbours[layout])
+        layouts = [*self._with_less_recomputation(parent.layout), *promising]
+        candidates = []
+        if self.run.check() is None:
+            candidates = self.pool.try_layouts(layouts, MAX_NEIGHBOURS_BUILT)
         if not candidates:
-            self.pool.visits[stages] += EXHAUSTED_VISITS
+            visits[parent.layout] += EXHAUSTED_VISITS
         return candidates
 
     def _perturbed(self, parent: CandidatePlan) -> list[CandidatePlan]:
-        """Candidates of the same layout with perturbed slowdowns, by random descent."""
-        best, better = parent, []
+        """Better candidates of the same layout, with random changes of the slowdowns."""
+        specs = []
         for k in range(PERTURBATIONS):
-            if self.run.check() is not None:
-                break
-            factors = np.exp(self.rng.normal(0.0, PERTURBATION_SIGMA, len(best.slowdown)))
-            slowdown = best.slowdown * factors * (best.lateness if k == 0 else 1.0)
+            factors = np.exp(self.rng.normal(0.0, PERTURBATION_SIGMA, len(parent.lateness)))
+            slowdown = np.array(parent.spec.slowdown) * factors
+            if k == 0:
+                slowdown *= parent.lateness
             max_in_flight_ratio = IN_FLIGHT_FACTORS[-1] if k % 2 else math.inf
-            candidate = self.pool.build_once(
-                best.context, max_in_flight_ratio, slowdown, best.spread
+            specs.append(
+                replace(
+                    parent.spec,
+                    slowdown=tuple(slowdown.tolist()),
+                    max_in_flight_ratio=max_in_flight_ratio,
+                )
             )
-            if candidate.value < best.value and best.two_steps:
-                candidate = candidate.with_next_step()
-                self.pool.spend(candidate, 2)
-            if candidate.value < best.value:
-                best = candidate
-                better.append(candidate)
-        if better:
-            self.pool.best_by_stages[len(best.layout.layers)] = best
-        return better
+        candidates = self._better(parent, self.pool.build_all(specs))
+        if parent.two_steps:
+            candidates = self._better(parent, self._with_next_step(candidates))
+        for candidate in candidates:
+            self.pool.keep(candidate)
+        return candidates
+
+    @staticmethod
+    def _better(parent: CandidatePlan, candidates: list[CandidatePlan]) -> list[CandidatePlan]:
+        return [candidate for candidate in candidates if candidate.value < parent.value]
+
+    def _with_next_step(self, candidates: list[CandidatePlan]) -> list[CandidatePlan]:
+        """The candidates, simulated with a next step."""
+        tasks = [(candidate,) for candidate in candidates]
+        simulated = list(self.workers.map(self.builder.with_next_step, tasks))
+        for candidate in simulated:
+            self.pool.spend(candidate, 2)
+        return simulated
 
     def _with_less_recomputation(self, layout: Layout) -> list[Layout]:
         """The layout with recomputation on fewer stages, where that slows the flow down little."""
@@ -357,20 +395,27 @@ class _Search:
         evaluations_left, simulations_left = MAX_EVALUATED, MAX_TWO_STEP_SIMULATIONS
         while evaluations_left > 0 and simulations_left > 0:
             self.pending.sort(key=lambda candidate: candidate.value)
-            better = self.pending and self.pending[0].value < self.pool.incumbent.objective
+            best_value = self.pool.incumbent.objective
+            better = self.pending and self.pending[0].value < best_value
             has_plan = self.pool.incumbent.plan is not None
             if not better or (has_plan and self.run.check() is not None):
                 break
-            candidate = self.pending.pop(0)
+            candidate = self.pending[0]
             if candidate.two_steps:
+                self.pending.remove(candidate)
                 evaluations_left -= 1
                 self.pool.evaluate(candidate)
                 if self.pool.best_candidate is candidate:
                     self.pending += self._variants(candidate)
-            else:
-                simulations_left -= 1
-                candidate = candidate.with_next_step()
-                self.pool.spend(candidate, 2)
+                continue
+            batch = [
+                candidate
+                for candidate in self.pending
+                if not candidate.two_steps and candidate.value < best_value
+            ][: min(SIMULATED_TOGETHER, simulations_left)]
+            simulations_left -= len(batch)
+            self.pending = [candidate for candidate in self.pending if candidate not in batch]
+            for candidate in self._with_next_step(batch):
                 self.pending.append(candidate)
                 self.pool.update(candidate, candidate.seconds)
 
@@ -378,7 +423,7 @@ class _Search:
         """Evaluate the best candidate that was built before the limit was reached."""
         candidate = min(self.pending, key=lambda candidate: candidate.value, default=None)
         if candidate is not None and candidate.value < self.pool.incumbent.objective:
-            candidate = candidate.with_next_step()
+            candidate = self.builder.with_next_step(candidate)
             if candidate.value < self.pool.incumbent.objective:
                 self.pool.evaluate(candidate)
 
@@ -390,25 +435,18 @@ class _Search:
         best = self.pool.best_candidate
         if best is None or not self.pool.may_recheck(best):
             return
-        layout = best.without_idle()
+        layout = best.used_layout
         if layout == best.layout:
             return
-        candidate = self.pool.try_layout(layout, always=True)
-        if candidate is not None and candidate.layout == layout:
-            candidate = candidate.with_next_step()
+        for candidate in self.pool.try_layouts([layout], 1, {layout}):
+            candidate = self.builder.with_next_step(candidate)
             if candidate.value < self.pool.incumbent.objective:
                 self.pool.evaluate(candidate)
 
-    def _variants(self, candidate: CandidatePlan) -> Iterator[CandidatePlan]:
+    def _variants(self, candidate: CandidatePlan) -> list[CandidatePlan]:
         """The same layout with fewer microbatches in flight, and with measured slowdowns."""
-        slower = candidate.slowdown * candidate.lateness
-        for max_in_flight_ratio in (*IN_FLIGHT_FACTORS, math.inf):
-            if self.run.check() is not None:
-                break
-            slowdown = slower if max_in_flight_ratio == math.inf else candidate.slowdown
-            yield self.pool.build_once(
-                candidate.context, max_in_flight_ratio, slowdown, candidate.spread
-            )
+        fewer = [replace(candidate.spec, max_in_flight_ratio=ratio) for ratio in IN_FLIGHT_FACTORS]
+        return self.pool.build_all([*fewer, slowed(candidate)])
 
     def _evaluate_fallback(self) -> None:
         """After an interruption, or if nothing fits yet: evaluate the best layout there is."""
@@ -426,8 +464,7 @@ class _Search:
     def _evaluate_first_feasible(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""
         for scored in self.layouts.ranked():
-            candidate = self.pool.try_layout(scored.layout)
-            if candidate is not None:
+            for candidate in self.pool.try_layouts([scored.layout], 1):
                 self.pool.evaluate(candidate)
                 if self.pool.incumbent.plan is not None or self.pool.below_bound:
                     return True

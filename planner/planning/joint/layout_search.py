@@ -26,6 +26,7 @@ from planner.planning.joint.layout_arrays import (
 from planner.planning.joint.layout_estimate import estimate
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.search.stop import SearchRun
+from planner.search.worker_pool import WorkerPool, stop_requested
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
@@ -43,6 +44,8 @@ BEST_COUNTS, RESTARTS = 4, 3
 """Numbers of stages that get the second share, and best layouts from which restarts begin."""
 RESTART_MOVES = 30_000
 """Moves of a restart: which classes form a stage settles quickly, and often in a local optimum."""
+SEEDS = 1 << 63
+"""Seeds are below this."""
 MAX_ORDERS = 1000
 """Largest number of orders of different memory sizes that are searched exhaustively."""
 MAX_SUBSETS, MIN_SUBSETS, MAX_SUBSET_CLASSES = 32, 4, 2048
@@ -174,7 +177,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
 
 
 class LayoutSearch:
-    """Simulated annealing of layouts; keeps the best one of every number of stages.
+    """Simulated annealing of layouts; keeps the best one of every run.
 
     Parameters
     ----------
@@ -189,8 +192,8 @@ class LayoutSearch:
 
     Attributes
     ----------
-    best_by_start
-        Best layout by number of stages and kind of initial layout.
+    optima
+        Best layouts of all runs, with their estimates and kinds of initial layout.
     """
 
     def __init__(
@@ -234,9 +237,10 @@ class LayoutSearch:
             usd_per_s=classes.usd_per_s,
             usd_per_byte=classes.usd_per_byte,
         )
-        self.best_by_start: dict[tuple[int, InitialLayout], ScoredLayout] = {}
-        self._rng = np.random.default_rng(seed)
-        self._rng_state = self._rng.integers(0, 1 << 63, 1).astype(np.uint64)
+        self.optima: dict[Layout, tuple[float, InitialLayout]] = {}
+        # seeds of runs; within one, `_rng` and `_rng_state` are seeded anew
+        self._seeds = np.random.default_rng(seed)
+        self._reseed(seed)
         self._candidate, self._best = self._empty_state(), self._empty_state()
         self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
 
@@ -260,48 +264,105 @@ class LayoutSearch:
         return sorted({round(s) for s in np.linspace(fewest, self.max_stages, MORE_STAGES)})
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
-        """Distinct best layouts, fastest first; before them the best one of kind ``first``."""
-        order = sorted(self.best_by_start.items(), key=lambda item: item[1].value)
-        first_ones = [scored for (_, start), scored in order if start is first][:1]
-        return list(dict.fromkeys([*first_ones, *(scored for _, scored in order)]))
+        """Best layouts, fastest first; before them the best one of kind ``first``."""
+        order = sorted(self.optima.items(), key=lambda item: item[1][0])
+        first_ones = [layout for layout, (_, start) in order if start is first][:1]
+        layouts = dict.fromkeys([*first_ones, *(layout for layout, _ in order)])
+        return [ScoredLayout(self.optima[layout][0], layout) for layout in layouts]
 
-    def search(self, run: SearchRun, moves: float) -> None:
+    def search(self, run: SearchRun, moves: float, pool: WorkerPool | None = None) -> None:
         """Search until the moves are spent or the stopping criterion is met."""
-        numbers = self.stage_counts
+        pool, numbers = pool or WorkerPool(1), self.stage_counts
         with run.interruptible():
-            self._search_counts(run, numbers, ALL_COUNTS_SHARE * moves)
+            self._search_counts(run, numbers, ALL_COUNTS_SHARE * moves, pool)
             numbers = list(dict.fromkeys(len(scored.layout.layers) for scored in self.ranked()))
-            self._search_counts(run, numbers[:BEST_COUNTS], BEST_COUNTS_SHARE * moves)
+            self._search_counts(run, numbers[:BEST_COUNTS], BEST_COUNTS_SHARE * moves, pool)
             # restart with numbers of stages from the better half
             numbers = numbers[: (len(numbers) + 1) // 2]
             restart_moves = (1 - ALL_COUNTS_SHARE - BEST_COUNTS_SHARE) * moves
             restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if numbers else 0
+            known = [scored.layout for scored in self.ranked()[:RESTARTS]]
+            moves_each = max(1, int(restart_moves / max(1, restarts)))
+            starts: list[Layout | tuple[int, InitialLayout]] = []
             for k in range(restarts):
-                if run.check() is not None:
-                    return
-                if k % 2:
-                    stages = numbers[int(self._rng.integers(len(numbers)))]
-                    spread = bool(self._rng.integers(2))
-                    state = self._initial_state(
-                        stages, InitialLayout.SPREAD if spread else InitialLayout.NEARBY
-                    )
-                else:
-                    known = self.ranked()[:RESTARTS]
-                    state = self._state_of(known[k // 2 % len(known)].layout)
-                self._anneal(
-                    run, state, max(1, int(restart_moves / restarts)), InitialLayout.RESTART
-                )
+                stages = numbers[int(self._seeds.integers(len(numbers)))]
+                is_spread = bool(self._seeds.integers(2))
+                new = stages, InitialLayout.SPREAD if is_spread else InitialLayout.NEARBY
+                starts.append(new if k % 2 else known[k // 2 % len(known)])
+            runs = [(start, InitialLayout.RESTART, moves_each) for start in starts]
+            self._anneal_all(run, runs, pool)
 
-    def _search_counts(self, run: SearchRun, numbers: Sequence[int], moves: float) -> None:
+    def _search_counts(
+        self, run: SearchRun, numbers: Sequence[int], moves: float, pool: WorkerPool
+    ) -> None:
         """Divide the moves equally among numbers of stages, by weight among initial layouts."""
         moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
-        for stages in numbers:
-            for kind, share in MOVE_SHARES.items():
-                if run.check() is not None and self.best_by_start:
-                    return
-                self._anneal(
-                    run, self._initial_state(stages, kind), max(1, int(share * moves_each)), kind
-                )
+        runs = [
+            ((stages, kind), kind, max(1, int(share * moves_each)))
+            for stages in numbers
+            for kind, share in MOVE_SHARES.items()
+        ]
+        self._anneal_all(run, runs, pool)
+
+    def _anneal_all(
+        self,
+        run: SearchRun,
+        runs: Sequence[tuple[Layout | tuple[int, InitialLayout], InitialLayout, int]],
+        pool: WorkerPool,
+    ) -> None:
+        """Record the best layout of every run, until the stopping criterion is met."""
+        if run.check() is not None and self.optima:
+            return
+        seeds = self._seeds.integers(0, SEEDS, len(runs)).tolist()
+        ends_s = time.time() + run.remaining_s
+        tasks = [(*annealed, seed, ends_s) for annealed, seed in zip(runs, seeds, strict=True)]
+        for (_, kind, _), (scored, moves) in zip(runs, pool.map(self.annealed, tasks), strict=True):
+            if scored is not None:
+                self.optima.setdefault(scored.layout, (scored.value, kind))
+            if run.update(moves) is not None and self.optima:
+                return
+
+    def annealed(
+        self,
+        start: Layout | tuple[int, InitialLayout],
+        kind: InitialLayout,
+        moves: int,
+        seed: int,
+        ends_s: float,
+    ) -> tuple[ScoredLayout | None, int]:
+        """The best layout of a run of annealing, if one fits in memory, and its moves.
+
+        Parameters
+        ----------
+        start
+            A layout, or the number of stages and the kind of a new one.
+        kind
+            Determines the temperatures, and whether the number of stages may change.
+        ends_s
+            Unix time at which to end early.
+        """
+        self._reseed(seed)
+        state = self._state_of(start) if isinstance(start, Layout) else self._initial_state(*start)
+        t_start, t_end = TEMPERATURES[kind]
+        fixed_stages = kind is not InitialLayout.RESTART or self.constraints.stages is not None
+        value = self._reset_best(state)
+        chunks, done = max(1, math.ceil(moves / CHUNK)), 0
+        for k in range(chunks):
+            first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
+            count = min(CHUNK, moves - done)
+            self._anneal_chunk(state, value, count, first, last, fixed_stages)
+            done += count
+            if stop_requested() or time.time() >= ends_s:
+                break
+        if value[1] >= 1e300:
+            return None, done
+        # recompute flags belong to the last estimate; estimate again
+        final_value = self._estimate(self._best)
+        return ScoredLayout(final_value, self._layout_of(self._best)), done
+
+    def _reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._rng_state = self._rng.integers(0, SEEDS, 1).astype(np.uint64)
 
     def moves_in(self, seconds: float) -> float:
         """Approximate number of moves in a time on this machine, without compilation."""
@@ -319,8 +380,11 @@ class LayoutSearch:
         )
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
-    def neighbours(self, layout: Layout, samples: int) -> list[ScoredLayout]:
-        """Layouts up to three moves away, lowest estimates first."""
+    def neighbours(
+        self, layout: Layout, samples: int, max_value: float, seed: int
+    ) -> list[ScoredLayout]:
+        """Some layouts up to three moves away, lowest estimates first, none above ``max_value``."""
+        self._reseed(seed)
         values: dict[Layout, float] = {}
         for _ in range(samples):
             state = self._state_of(layout)
@@ -328,7 +392,7 @@ class LayoutSearch:
             if not all(self._random_move(state) for _ in range(changes)):
                 continue
             value = self._estimate(state)
-            if value < math.inf:
+            if value < math.inf and value <= max_value:
                 values[self._layout_of(state)] = value
         values.pop(layout, None)
         return sorted((ScoredLayout(s, x) for x, s in values.items()), key=lambda x: x.value)
@@ -364,20 +428,6 @@ class LayoutSearch:
             best = least if improved else best
         return best
 
-    def _anneal(self, run: SearchRun, state: LayoutState, moves: int, kind: InitialLayout) -> None:
-        """Anneal in chunks, checking the stopping criterion between them."""
-        t_start, t_end = TEMPERATURES[kind]
-        value = self._reset_best(state)
-        chunks = max(1, math.ceil(moves / CHUNK))
-        for k in range(chunks):
-            first, last = (t_start * (t_end / t_start) ** (part / chunks) for part in (k, k + 1))
-            count = min(CHUNK, moves - k * CHUNK)
-            fixed_stages = kind is not InitialLayout.RESTART or self.constraints.stages is not None
-            self._anneal_chunk(state, value, count, first, last, fixed_stages)
-            if run.update(count) is not None:
-                break
-        self._record(kind, self._best, float(value[1]))
-
     def _anneal_chunk(
         self,
         state: LayoutState,
@@ -409,15 +459,6 @@ class LayoutSearch:
             getattr(self._best, name)[:] = getattr(state, name)
         # if the start does not fit in memory, any layout that fits is better
         return np.full(2, value if value < math.inf else 1e300)
-
-    def _record(self, kind: InitialLayout, state: LayoutState, value: float) -> None:
-        stages = int(state.stages[0])
-        known = self.best_by_start.get((stages, kind))
-        if value >= 1e300 or (known is not None and value >= known.value):
-            return
-        # recompute flags belong to the last estimate; estimate again
-        final_value = self._estimate(state)
-        self.best_by_start[stages, kind] = ScoredLayout(final_value, self._layout_of(state))
 
     @staticmethod
     def _layout_of(state: LayoutState) -> Layout:

@@ -140,27 +140,17 @@ def eagerly_ordered(
     sent_bytes
         ``float[N]``: a microbatch's activations sent by each device.
     """
-    return eagerly_served(schedule, times, sent_bytes, links, room)[0]
+    return replace(schedule, order=eager_run(schedule, times, sent_bytes, links, room).order())
 
 
-def eagerly_served(
+def eager_run(
     schedule: Schedule,
     times: ComputeTimes,
     sent_bytes: NDArray[np.float64],
     links: LinkResources,
     room: Mapping[int, int],
-) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
-    """`eagerly_ordered`, with start and end of each device, from an idle system.
-
-    Returns
-    -------
-    tuple[Schedule, ndarray, ndarray]
-        The same paths; ``float[N]`` seconds of each device's first start and last end.
-    """
+) -> Run:
+    """The run of one step from an idle system that `eagerly_ordered` takes its order from."""
     pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
     live = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
-    run = Run.chosen(pairs, work, live, times.message_s)
-    begin, end = np.full(len(links), np.inf), np.zeros(len(links))
-    np.minimum.at(begin, work.device, run.times.begin[0])
-    np.maximum.at(end, work.device, run.times.end[0])
-    return replace(schedule, order=run.order()), begin, end
+    return Run.chosen(pairs, work, live, times.message_s)
