@@ -55,8 +55,9 @@ def measure(name: str) -> Row:
     plan = straight_plan(problem, shape_of(problem), grid)
     assert grid.groups is not None and work.architecture is not None
     stage = np.array([plan.stage_of[d] for d in range(n)])
-    sent, within = sent_bytes(plan), stage[:, None] == stage
-    averaging, pipeline = float(sent[within].sum()), float(sent[~within].sum())
+    sources, destinations, sizes = sent_bytes(plan)
+    within = stage[sources] == stage[destinations]
+    averaging, pipeline = float(sizes[within].sum()), float(sizes[~within].sum())
     arch = work.architecture
     values = 2 * work.batch_samples * arch.sequence * arch.hidden
     by_formula = (

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+ROWS = 128
+"""Rows that are hashed at a time."""
+
 
 def alike_devices(
-    latency_s: NDArray[np.float64], bandwidth_bytes_per_s: NDArray[np.float64]
+    latency_s: Floats,
+    bandwidth_bytes_per_s: Floats,
+    known: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
     """Classes of devices of which any two can be exchanged without changing a measurement.
 
     Two devices of a class have the same links, in both directions, to every other device, and the
     same link in both directions to each other.
+
+    Parameters
+    ----------
+    known
+        Classes of which that is known. Two devices of each then decide which classes are one:
+        their links to a third would be the same.
     """
+    if known is None:
+        return _classes(latency_s, bandwidth_bytes_per_s)
+    owner = [(d, k) for k, members in enumerate(known) for d in members[:2]]
+    index = [d for d, _ in owner]
+    grid = np.ix_(index, index)
+    merged = _classes(latency_s[grid], bandwidth_bytes_per_s[grid])
+    joined = [{owner[i][1] for i in members} for members in merged]
+    return sorted(sorted(d for k in classes for d in known[k]) for classes in joined)
+
+
+def _classes(latency_s: Floats, bandwidth_bytes_per_s: Floats) -> list[list[int]]:
     n = len(latency_s)
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
     views = [*bits, *(a.T for a in bits)]
     # equal devices have the same multiset of links: compare fully only if it agrees
-    hashes = map(_hashed, bits)
-    sums = np.stack([values.sum(axis=k) for values in hashes for k in (0, 1)], axis=1)
+    sums = np.concatenate([_sums(a) for a in bits], axis=1)
     buckets: dict[bytes, list[list[int]]] = {}
     for i in range(n):
         classes = buckets.setdefault(sums[i].tobytes(), [])
@@ -36,6 +60,16 @@ def alike_devices(
         else:
             classes.append([i])
     return sorted(members for classes in buckets.values() for members in classes)
+
+
+def _sums(bits: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """``uint64[N, 2]``: sums of the hashed entries of every row and column."""
+    sums = np.zeros((len(bits), 2), dtype=np.uint64)
+    for first in range(0, len(bits), ROWS):
+        hashed = _hashed(bits[first : first + ROWS])
+        sums[first : first + ROWS, 0] = hashed.sum(axis=1)
+        sums[:, 1] += hashed.sum(axis=0)
+    return sums
 
 
 def _hashed(bits: NDArray[np.int64]) -> NDArray[np.uint64]:

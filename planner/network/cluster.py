@@ -512,12 +512,15 @@ class Cluster:
 
     @cached_property
     def _limited(self) -> Network:
-        network, rate = self.network, self.network.bandwidth_bytes_per_s.copy()
+        network, rate = self.network, self.network.bandwidth_bytes_per_s
+        site_pairs = list(self._site_pairs())
+        if self.upload_bytes_per_s is None and self.download_bytes_per_s is None and not site_pairs:
+            return network
         if self.upload_bytes_per_s is not None:
             rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
         if self.download_bytes_per_s is not None:
             rate = np.minimum(rate, self.download_bytes_per_s[None, :])
-        for i, j, limit in self._site_pairs():
+        for i, j, limit in site_pairs:
             rate = np.where(np.outer(i, j), np.minimum(rate, limit), rate)
         np.fill_diagonal(rate, np.inf)
         return Network.of_valid(network.latency_s, rate, network.ids, network.regions)

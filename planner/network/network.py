@@ -33,9 +33,11 @@ from planner.utils.validate import (
 )
 
 Floats = NDArray[np.float64]
-MAX_DEVICES = 4096
+MAX_DEVICES = 16_384
 """Largest number of devices made by `Network.replicate`: arrays of all pairs grow with the square,
-to 0.13 GB each."""
+to 2.1 GB each."""
+ROWS = 128
+"""Rows of an array of all pairs that are validated at a time, which need little memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +102,8 @@ class Network:
             raise NetworkError(f"id {twice!r} is used twice; ids must be unique, rename one")
         np.fill_diagonal(latency, 0.0)
         np.fill_diagonal(bandwidth, np.inf)
-        off = ~np.eye(n, dtype=bool)
-        _reject(latency, names, off & ~(np.isnan(latency) | (latency >= 0)), "latency_s", ">= 0")
-        _reject(latency, names, off & np.isinf(latency), "latency_s", "finite")
-        for array, field in ((latency, "latency_s"), (bandwidth, "bandwidth_bytes_per_s")):
-            odd = off & np.isfinite(array) & ~in_safe_range(array)
-            _reject(array, names, odd, field, f"0 or {SMALLEST:g} to {LARGEST:g}")
-        good = np.isnan(bandwidth) | ((bandwidth > 0) & np.isfinite(bandwidth))
-        _reject(bandwidth, names, off & ~good, "bandwidth_bytes_per_s", "> 0 and finite")
+        for first in range(0, n, ROWS):
+            _validate_rows(latency, bandwidth, names, first)
         self._fill(latency, bandwidth, names, places)
 
     def _fill(
@@ -145,6 +141,11 @@ class Network:
         network = cls.__new__(cls)
         network._fill(latency, bandwidth, ids, regions)
         return network
+
+    def _with_known_alike(self, classes: Iterable[Sequence[int]]) -> Network:
+        """This network, with classes of devices that can be exchanged, as a start for `alike`."""
+        object.__setattr__(self, "_known_alike", [members for members in classes if members])
+        return self
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:
@@ -300,16 +301,21 @@ class Network:
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """Classes of devices that can be exchanged; see `planner.network.alike`."""
-        return tuple(map(tuple, alike_devices(self.latency_s, self.bandwidth_bytes_per_s)))
+        known = getattr(self, "_known_alike", None)
+        return tuple(map(tuple, alike_devices(self.latency_s, self.bandwidth_bytes_per_s, known)))
 
     @cached_property
     def fastest_bytes_per_s(self) -> tuple[Floats, Floats]:
         """``float[N]`` each: fastest measured pair out and in; infinite for a single device."""
         if len(self) == 1:
             return np.full(1, np.inf), np.full(1, np.inf)
-        pairs = np.nan_to_num(self.bandwidth_bytes_per_s, nan=0.0, posinf=np.inf)
-        np.fill_diagonal(pairs, 0.0)
-        return np.asarray(pairs.max(axis=1)), np.asarray(pairs.max(axis=0))
+        out, into = np.zeros((2, len(self)))
+        for d, row in enumerate(self.bandwidth_bytes_per_s):
+            measured = np.nan_to_num(row, nan=0.0, posinf=np.inf)
+            measured[d] = 0.0
+            out[d] = measured.max()
+            np.maximum(into, measured, out=into)
+        return out, into
 
     @cached_property
     def content_hash(self) -> str:
@@ -423,8 +429,17 @@ class Network:
         index = [self.index_of(d) for d in sequence("devices", devices, error=NetworkError)]
         grid = np.ix_(index, index)
         ids, regions = (tuple(names[i] for i in index) for names in (self.ids, self.regions))
-        make = Network.of_valid if 0 < len(set(index)) == len(index) else Network
-        return make(self.latency_s[grid], self.bandwidth_bytes_per_s[grid], ids, regions)
+        arrays = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
+        if not 0 < len(set(index)) == len(index):
+            return Network(*arrays, ids, regions)
+        part = Network.of_valid(*arrays, ids, regions)
+        known = self.__dict__.get("alike", self.__dict__.get("_known_alike"))
+        if known is None:
+            return part
+        place = {d: k for k, d in enumerate(index)}
+        return part._with_known_alike(
+            [place[d] for d in members if d in place] for members in known
+        )
 
     def index_of(self, device: int | str) -> int:
         """Index of a device given by index or id.
@@ -445,16 +460,20 @@ class Network:
             There is no such device.
         """
         if isinstance(device, str):
-            if device not in self.ids:
+            if device not in self._index:
                 raise NetworkError(
                     f"no device {device!r} in this network; it has {', '.join(self.ids[:8])}"
                     + (", ..." if len(self) > 8 else "")
                 )
-            return self.ids.index(device)
+            return self._index[device]
         index = count("a device's index", device, 0, error=NetworkError)
         if index >= len(self):
             raise NetworkError(f"no device {index}; indices run from 0 to {len(self) - 1}")
         return index
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: d for d, name in enumerate(self.ids)}
 
     def complete(self) -> Network:
         """The largest sub-network without missing pairs.
@@ -511,21 +530,33 @@ class Network:
             raise NetworkError("replicate() got no regions; name at least one, such as {'a': 8}")
         grid = np.ix_(sources, sources)
         latency, bandwidth = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
-        regions = [self.ids[i] for i in sources]
-        same = np.equal.outer(sources, sources)
-        for field, array, inside in (
-            ("intra_latency_s", latency, intra_latency_s),
-            ("intra_bandwidth_bytes_per_s", bandwidth, intra_bandwidth_bytes_per_s),
-        ):
-            links = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(regions, inside)
-            per_device = np.array(
-                [
-                    real(f"{field} of region {r!r}", links.get(r), 0, error=NetworkError)
-                    for r in regions
-                ]
-            )
-            array[same] = np.broadcast_to(per_device[:, None], same.shape)[same]
-        return Network(latency, bandwidth, ids, regions)
+        regions = tuple(self.ids[i] for i in sources)
+        classes = []
+        for region in dict.fromkeys(regions):
+            first = regions.index(region)
+            members = range(first, first + regions.count(region))
+            block = slice(members.start, members.stop)
+            links = [
+                real(
+                    f"{field} of region {region!r}",
+                    inside.get(region) if isinstance(inside, Mapping) else inside,
+                    0,
+                    error=NetworkError,
+                )
+                for field, inside in (
+                    ("intra_latency_s", intra_latency_s),
+                    ("intra_bandwidth_bytes_per_s", intra_bandwidth_bytes_per_s),
+                )
+            ]
+            if len(members) > 1:
+                latency_s, rate = (np.full((2, 2), link) for link in links)
+                Network(latency_s, rate, ids[first : first + 2])
+            latency[block, block], bandwidth[block, block] = links
+            classes.append(members)
+        np.fill_diagonal(latency, 0.0)
+        np.fill_diagonal(bandwidth, np.inf)
+        network = Network.of_valid(latency, bandwidth, tuple(ids), regions)
+        return network._with_known_alike(classes)
 
     def symmetrised(self) -> Network:
         """Both directions replaced by their mean, as in DT-FM and SkipPipe."""
@@ -585,13 +616,35 @@ def _square(field: str, values: ArrayLike) -> Floats:
     return array
 
 
+def _validate_rows(latency: Floats, bandwidth: Floats, ids: Sequence[str], first: int) -> None:
+    """Reject values of some rows that are no latency or bandwidth."""
+    rows = slice(first, first + ROWS)
+    off = np.arange(first, min(first + ROWS, len(ids)))[:, None] != np.arange(len(ids))
+    for array, field in ((latency[rows], "latency_s"), (bandwidth[rows], "bandwidth_bytes_per_s")):
+        is_bandwidth = field == "bandwidth_bytes_per_s"
+        rules = [
+            (~in_safe_range(array) & np.isfinite(array), f"0 or {SMALLEST:g} to {LARGEST:g}"),
+        ]
+        if is_bandwidth:
+            rules.append((~((array > 0) & np.isfinite(array)), "> 0 and finite"))
+        else:
+            rules = [(array < 0, ">= 0"), (np.isinf(array), "finite"), *rules]
+        for bad, rule in rules:
+            _reject(array, ids, off & bad & ~np.isnan(array), field, rule, first)
+
+
 def _reject(
-    array: Floats, ids: Sequence[str], bad: NDArray[np.bool_], field: str, rule: str
+    array: Floats,
+    ids: Sequence[str],
+    bad: NDArray[np.bool_],
+    field: str,
+    rule: str,
+    first: int,
 ) -> None:
     if bad.any():
         i, j = (int(k) for k in np.argwhere(bad)[0])
         raise NetworkError(
-            f"{field} from {ids[i]!r} to {ids[j]!r} is {array[i, j]:g}; it must be {rule} "
+            f"{field} from {ids[first + i]!r} to {ids[j]!r} is {array[i, j]:g}; it must be {rule} "
             "(NaN where it was not measured)"
         )
 

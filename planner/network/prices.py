@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
-from planner.network.network import Network
 from planner.utils.csv_table import number_in, number_remedy, read_csv
 from planner.utils.text import counted, did_you_mean, joined, printable
 from planner.utils.validate import mapping, real, sequence
@@ -131,24 +130,20 @@ class Prices:
             rules.append((source, target, value))
         return cls(rules=tuple(rules), **fields)
 
-    def usd_per_byte(self, network: Network) -> Floats:
-        """Dollars per byte from one device to another.
+    def usd_per_byte(self, regions: Sequence[str]) -> Floats:
+        """Dollars per byte from one region to another.
 
         Parameters
         ----------
-        network
-            N devices.
+        regions
+            Names of R regions; one may occur several times.
 
         Returns
         -------
         ndarray
-            ``float[N, N]``.
+            ``float[R, R]``.
         """
-        regions = list(dict.fromkeys(network.regions))
-        table = np.array([[self._between(a, b) for b in regions] for a in regions]) / GIGA
-        place = {region: k for k, region in enumerate(regions)}
-        index = [place[region] for region in network.regions]
-        return np.asarray(table[np.ix_(index, index)])
+        return np.array([[self._between(a, b) for b in regions] for a in regions]) / GIGA
 
     def _between(self, source: str, target: str) -> float:
         for a, b, price in self.rules:

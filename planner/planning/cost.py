@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
+from planner.network.prices import Prices
 from planner.planning.request import Objective, PlanRequest
 from planner.simulator.traffic import sent_bytes
 from planner.training_plan.cost import Cost
@@ -15,6 +16,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 HOUR_S, BILLION = 3600.0, 1e9
 
 
@@ -23,7 +25,8 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
     hourly = plan.cluster.devices.usd_per_hour
     if hourly is None:
         return plan
-    bytes_sent, usd_per_byte = sent_bytes(plan), request.prices.usd_per_byte(plan.cluster.network)
+    sources, destinations, bytes_sent = sent_bytes(plan)
+    usd_per_byte = pair_prices(request.prices, plan.cluster, sources, destinations)
     devices = float(np.sum(hourly)) / HOUR_S * plan.predicted.step_s
     messages = float((bytes_sent * usd_per_byte).sum())
     tokens = step_tokens(plan.workload)
@@ -36,6 +39,12 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
         request.hour_usd,
     )
     return plan.replace(cost=cost)
+
+
+def pair_prices(prices: Prices, cluster: Cluster, sources: Ints, destinations: Ints) -> Floats:
+    """``float[P]``: dollars per byte from devices to others."""
+    regions, index = np.unique(cluster.network.regions, return_inverse=True)
+    return np.asarray(prices.usd_per_byte(regions.tolist())[index[sources], index[destinations]])
 
 
 def step_tokens(workload: Workload) -> int | None:

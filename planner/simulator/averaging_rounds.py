@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -171,8 +171,7 @@ def compile_rounds(
         for group in groups
     ]
     device_groups: list[list[int]] = [[] for _ in range(n)]
-    number = np.full((n, n), NONE)
-    number[pairs.source, pairs.destination] = np.arange(len(pairs.source))
+    number_of = _pair_numbers(pairs, n)
     pair_s: list[float] = []
     resource_bytes: list[dict[int, float]] = []
     pair_bytes: list[dict[int, float]] = []
@@ -182,7 +181,7 @@ def compile_rounds(
                 device_groups[d].append(g)
         index = np.array(group.members)
         sent = group_bytes(group, vector_bytes[stage], codec)
-        used = number[np.ix_(index, index)]
+        used = number_of(index)
         alone_s = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
         pair_s.append(float(alone_s[used == NONE].max(initial=0.0)))
         pair_bytes.append(
@@ -234,6 +233,21 @@ def compile_rounds(
         norm_send_s,
         norm_receive_s,
     )
+
+
+def _pair_numbers(pairs: Pairs, devices: int) -> Callable[[Ints], Ints]:
+    """A function from m devices to ``int[m, m]``: numbers of the pairs among them, or NONE."""
+    codes = pairs.source * devices + pairs.destination
+    by_code = np.argsort(codes)
+    codes = np.append(codes[by_code], NONE)
+
+    def number_of(members: Ints) -> Ints:
+        wanted = members[:, None] * devices + members[None, :]
+        place = np.searchsorted(codes[:-1], wanted)
+        known = codes[place] == wanted
+        return np.where(known, np.append(by_code, NONE)[place], NONE)
+
+    return number_of
 
 
 def _round(

@@ -15,46 +15,54 @@ from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import TrainingPlan
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
-def sent_bytes(plan: TrainingPlan) -> Floats:
+def sent_bytes(plan: TrainingPlan) -> tuple[Ints, Ints, Floats]:
     """Bytes of activations, their gradients and averaging.
 
     Returns
     -------
-    ndarray
-        ``float[N, N]``, from row to column: means over the cycle and over the averaging period.
+    tuple[ndarray, ndarray, ndarray]
+        Senders, receivers and bytes, means over the cycle and over the averaging period. A pair may
+        occur several times.
     """
     program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
     operations, pairs, n = program.operations, program.pairs, len(plan.cluster)
     averaging = zip(plan.averaging, plan.vector_bytes(), strict=True)
-    sent = averaged_bytes(averaging, plan.codec, n, plan.sync.every_steps)
+    sources, destinations, sizes = averaged_bytes(averaging, plan.codec, plan.sync.every_steps)
+    messages = np.zeros(len(pairs.source))
     for schedule in plan.cycle:
         mine = operations.order[
             operations.order_ptr[schedule * n] : operations.order_ptr[(schedule + 1) * n]
         ]
         mine = mine[operations.pair[mine] != NONE]
-        pair = operations.pair[mine]
-        ends = (pairs.source[pair], pairs.destination[pair])
-        np.add.at(sent, ends, operations.message_bytes[mine] / len(plan.cycle))
-    return sent
+        np.add.at(messages, operations.pair[mine], operations.message_bytes[mine])
+    return (
+        np.concatenate([sources, pairs.source]),
+        np.concatenate([destinations, pairs.destination]),
+        np.concatenate([sizes, messages / len(plan.cycle)]),
+    )
 
 
 def averaged_bytes(
-    averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int, every: int
-) -> Floats:
+    averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, every: int
+) -> tuple[Ints, Ints, Floats]:
     """Mean bytes per step that averaging sends, over all stages.
 
     Returns
     -------
-    ndarray
-        ``float[N, N]``, from row to column.
+    tuple[ndarray, ndarray, ndarray]
+        Senders, receivers and bytes; a pair occurs once for every group.
     """
-    rare, bytes_each = np.zeros((2, devices, devices))
+    parts = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))]
     for rounds, vector in averaging:
         for groups in rounds:
             for group in groups:
-                index = np.array(group.members)
-                sent = bytes_each if group.phase is Phase.WITHIN else rare
-                sent[np.ix_(index, index)] += group_bytes(group, vector, codec)
-    return bytes_each + rare / every
+                members = np.array(group.members)
+                sent = group_bytes(group, vector, codec)
+                i, j = np.nonzero(sent)
+                steps = 1 if group.phase is Phase.WITHIN else every
+                parts.append((members[i], members[j], sent[i, j] / steps))
+    sources, destinations, sizes = map(np.concatenate, zip(*parts, strict=True))
+    return sources, destinations, sizes

@@ -13,16 +13,10 @@ from planner.network.gpus import GPUS
 from planner.network.prices import BETWEEN_PROVIDERS, BETWEEN_REGIONS, Prices
 
 
-def network(regions: list[str]) -> pl.Network:
-    """All pairs are equal."""
-    n = len(regions)
-    return pl.Network(np.full((n, n), 0.01), np.full((n, n), 1e8), None, regions)
-
-
 def test_regions_and_providers() -> None:
     """Free within a region; two prices beyond, by default list prices."""
     regions = ["aws:a", "aws:a", "aws:b", "gcp:a", "plain"]
-    each = Prices().usd_per_byte(network(regions)) * 1e9
+    each = Prices().usd_per_byte(regions) * 1e9
     assert each[0].tolist() == pytest.approx(
         [0, 0, BETWEEN_REGIONS, BETWEEN_PROVIDERS, BETWEEN_PROVIDERS]
     )
@@ -32,7 +26,7 @@ def test_regions_and_providers() -> None:
 def test_first_matching_rule_applies() -> None:
     """By name or wildcard, per direction, also within a region."""
     prices = Prices(0.5, 9.0, (("a", "b", 1.0), ("a", "*", 2.0), ("*", "*", 3.0)))
-    each = prices.usd_per_byte(network(["a", "b"])) * 1e9
+    each = prices.usd_per_byte(["a", "b"]) * 1e9
     assert each.tolist() == pytest.approx(np.array([[2.0, 1.0], [3.0, 3.0]]))
     assert Prices.from_dict(prices.to_dict()) == prices
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner as pl
+from planner.network.alike import alike_devices
 from planner.network.cluster import device_limits
 from tests.conftest import random_network
 
@@ -76,3 +77,23 @@ def test_pairs_that_were_not_measured_can_be_left_out() -> None:
     assert part.upload_bytes_per_s is None
     with pytest.raises(ValueError, match="no device 7"):
         pl.Cluster(network, pl.Devices(1e9, 8e9)).subset([7])
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_classes_follow_from_those_of_the_whole(seed: int, counts: list[int]) -> None:
+    """Of replicated networks, whose regions may be alike, and of their subsets."""
+    rng = np.random.default_rng(seed)
+    n = len(counts)
+    few = [rng.choice([1e6, 2e6], (n, n)), rng.choice([0.1, 0.2], (n, n))]
+    if rng.random() < 0.7:
+        few = [np.minimum(values, values.T) for values in few]
+    network = pl.Network(few[1], few[0], [f"r{k}" for k in range(n)])
+    whole = network.replicate(
+        dict(zip(network.ids, counts, strict=True)),
+        intra_latency_s={name: float(rng.choice([0.1, 0.2])) for name in network.ids},
+        intra_bandwidth_bytes_per_s=1e6,
+    )
+    chosen = sorted(rng.permutation(len(whole))[: rng.integers(1, len(whole) + 1)].tolist())
+    for found in (whole, whole.subset(chosen), whole.subset(chosen[::-1]).subset([0])):
+        expected = alike_devices(found.latency_s, found.bandwidth_bytes_per_s)
+        assert found.alike == tuple(map(tuple, expected))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import planner as pl
 from planner.checker.cost import cost_bound_usd
@@ -46,13 +47,21 @@ def with_prices(plan: TrainingPlan, usd_per_hour: Any = 3.6) -> TrainingPlan:
     return with_cost(plan.replace(cluster=cluster), PlanRequest(prices=DEAR))
 
 
+def sent_between(plan: TrainingPlan) -> NDArray[np.float64]:
+    """``float[N, N]``: bytes of a step from row to column."""
+    sources, destinations, sizes = sent_bytes(plan)
+    sent = np.zeros((len(plan.cluster), len(plan.cluster)))
+    np.add.at(sent, (sources, destinations), sizes)
+    return sent
+
+
 def test_cost_by_hand() -> None:
     """Pipelines a-b and a-b: activations, gradients, and half a vector each way within regions."""
     plan = with_prices(make_plan([[0, 2], [1, 3]], network=two_regions()))
     work = plan.workload
     each = work.layers[1].output_bytes * work.microbatch_samples * 4
     vector = work.gradient_bytes(plan.stage_layers, 1)
-    sent = sent_bytes(plan)
+    sent = sent_between(plan)
     assert sent[0, 2] == sent[2, 0] == sent[1, 3] == each
     assert sent[0, 1] == pytest.approx(vector[0]) and sent[3, 2] == pytest.approx(vector[1])
     assert sent[0, 3] == 0

@@ -32,7 +32,6 @@ from planner.search.incumbent import ROUNDING
 from planner.simulator.averaging_rounds import round_s, rounds_s
 from planner.simulator.resources import LinkResources
 from planner.simulator.simulator import predict, simulate, step_s, steps_by_averaging_s
-from planner.simulator.traffic import sent_bytes
 from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
@@ -44,6 +43,7 @@ from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.test_cost import sent_between
 from tests.planning.test_joint_bound import equal_share_plan
 from tests.planning.test_layouts import model
 from tests.simulator.reference import Reference
@@ -115,7 +115,7 @@ def test_a_step_by_hand() -> None:
     for found in (predict(plan), simulated_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(((4 * 8 + 16) / 5, 13.0))
-    sent = sent_bytes(plan)
+    sent = sent_between(plan)
     # gradients in each step; a half of the changes across, the halves of others inside, in one
     assert sent[0] == pytest.approx([0.0, 4000 + 2000 / 5, 2000 / 5, 0.0])
     # the papers' clock: messages one after the other, there and then back

@@ -194,5 +194,5 @@ def _renumbered(group: AveragingGroup, number: Mapping[int, int]) -> AveragingGr
 
 def _with_left_out(plan: TrainingPlan, whole: Cluster, cast: Sequence[int]) -> TrainingPlan:
     """The plan, with the names of devices that take no part."""
-    ids = whole.network.ids
-    return plan.replace(left_out=tuple(ids[d] for d in range(len(whole)) if d not in set(cast)))
+    ids, used = whole.network.ids, set(cast)
+    return plan.replace(left_out=tuple(ids[d] for d in range(len(whole)) if d not in used))

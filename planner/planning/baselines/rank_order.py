@@ -175,7 +175,9 @@ def one_region(
     FLOP/s.
     """
     names, cluster = problem.cluster.network.regions, problem.cluster
-    where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
+    where: dict[str, list[int]] = {}
+    for d, region in enumerate(names):
+        where.setdefault(region, []).append(d)
     known: set[bytes] = set()
     starts: list[BaselineCandidate] = []
     for devices in [

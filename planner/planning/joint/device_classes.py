@@ -119,7 +119,7 @@ class DeviceClasses:
             usd_per_s=np.asarray(hourly, dtype=float)[first] / HOUR_S,
             usd_per_byte=np.zeros_like(latency)
             if prices is None
-            else _between(prices.usd_per_byte(network), first),
+            else prices.usd_per_byte([network.regions[d] for d in first]),
         )
 
     def __len__(self) -> int:

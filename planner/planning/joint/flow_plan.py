@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
-from planner.planning.cost import PlanObjective
+from planner.planning.cost import PlanObjective, pair_prices
 from planner.planning.evaluation import compute_times, stage_averaging
 from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
 from planner.planning.joint.device_classes import DeviceClasses, Floats
@@ -48,9 +48,8 @@ class LayoutContext:
         The layout's linear program.
     node_of
         Per stage, the node of each of its devices.
-    objective, usd_per_byte, averaging_usd
-        What to minimise; by cost, ``float[N, N]`` prices of traffic and mean dollars per step of
-        averaging.
+    objective, averaging_usd
+        What to minimise; by cost, mean dollars per step of averaging.
     averaging_s, within_s, update_s
         Per stage, seconds of averaging alone, of its part that is repeated in every step with two
         frequencies, and of the longest update.
@@ -67,7 +66,6 @@ class LayoutContext:
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
     objective: PlanObjective
-    usd_per_byte: Floats
     averaging_usd: float
     averaging_s: tuple[float, ...]
     within_s: tuple[float, ...]
@@ -103,10 +101,10 @@ class LayoutContext:
             for select in (tuple, within)
         )
         objective = PlanObjective.of(problem.request)
-        usd_per_byte, averaging_usd = np.zeros((len(cluster), len(cluster))), 0.0
+        averaging_usd = 0.0
         if objective.by_cost:
-            usd_per_byte = problem.request.prices.usd_per_byte(cluster.network)
-            averaged = averaged_bytes(averaging, codec, len(cluster), problem.request.sync_every)
+            *ends, averaged = averaged_bytes(averaging, codec, problem.request.sync_every)
+            usd_per_byte = pair_prices(problem.request.prices, cluster, *ends)
             averaging_usd = float((usd_per_byte * averaged).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(classes, stage_devices)))
@@ -122,7 +120,6 @@ class LayoutContext:
             flow=flow,
             node_of=node_of,
             objective=objective,
-            usd_per_byte=usd_per_byte,
             averaging_usd=averaging_usd,
             averaging_s=averaging_s,
             within_s=within_s,
@@ -222,11 +219,14 @@ class LayoutContext:
         """Dollars of a step for messages; 0 if the objective is time."""
         if not self.objective.by_cost:
             return 0.0
-        devices, round_trip_usd = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
-        costs = self.shape.costs(self.problem.workload)
+        devices, costs = np.array(paths), self.shape.costs(self.problem.workload)
+        prices, cluster = self.problem.request.prices, self.problem.cluster
         usd = self.averaging_usd
         for j, cost in enumerate(costs[:-1]):
-            usd += cost.output_bytes * float(round_trip_usd[devices[:, j], devices[:, j + 1]].sum())
+            ends = devices[:, j], devices[:, j + 1]
+            for source, destination in (ends, ends[::-1]):
+                usd_per_byte = pair_prices(prices, cluster, source, destination)
+                usd += cost.output_bytes * float(usd_per_byte.sum())
         return usd
 
     def _spread_by(self, slowdown: Floats) -> FlowRates:

@@ -153,23 +153,19 @@ class DevicePool:
                 hierarchical=hierarchical,
                 regions=regions,
             )
-        off = ~np.eye(n, dtype=bool)
-        latency = cluster.network.latency_s
-        rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
-        nearest = rtt_s.min(axis=0)
+        nearest, hop_s, hop_bytes_per_s = _nearest(cluster)
         if aggregators_in is not None:
             nearest = np.minimum(nearest, _aggregator_rtt_s(cluster, aggregators_in))
         if hierarchical or two_frequency:
             nearest = np.full(n - 1, nearest.min())
-        rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
             flops_per_s=cluster.flops,
             memory_bytes=cluster.memory_bytes,
             up=up,
             down=down,
             rtt_s=np.concatenate([[0.0], nearest]),
-            hop_s=float(latency[off].min()),
-            hop_bytes_per_s=float(rate[off].max()),
+            hop_s=hop_s,
+            hop_bytes_per_s=hop_bytes_per_s,
             has_aggregators=has_aggregators,
             hierarchical=hierarchical,
             regions=regions,
@@ -204,6 +200,24 @@ class DevicePool:
             "hop_s": self.hop_s,
             "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
         } | {name: value for name, value in options if value}
+
+
+def _nearest(cluster: Cluster) -> tuple[Floats, float, float]:
+    """Least round-trip time from a device to its m nearest; least latency and most bandwidth."""
+    n, latency = len(cluster), cluster.network.latency_s
+    rate = cluster.limited_network().bandwidth_bytes_per_s
+    nearest, hop_s, hop_bytes_per_s = np.full(n - 1, np.inf), np.inf, 0.0
+    for members in cluster.network.alike:
+        # devices of a class have the same links, but for those to themselves
+        d = members[0]
+        other = np.arange(n) != d
+        rtt_s = np.sort(latency[d, other] + latency[other, d])
+        nearest = np.minimum(nearest, rtt_s)
+        hop_s = min(hop_s, float(latency[d, other].min()))
+    for d in range(n):
+        fastest = max(rate[d, :d].max(initial=0.0), rate[d, d + 1 :].max(initial=0.0))
+        hop_bytes_per_s = max(hop_bytes_per_s, float(fastest))
+    return nearest, hop_s, hop_bytes_per_s
 
 
 def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
