@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -32,10 +32,9 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
     if hourly is None:
         yield Violation("cost", "cost", "devices have no prices; give them, or leave cost out")
         return
-    regions = plan.cluster.network.regions
     paid = dollars = 0.0
-    for (d, e), size in _sent_bytes(plan).items():
-        price = _price(cost.prices, regions[d], regions[e])
+    for (source, target), size in _sent_bytes(plan).items():
+        price = _price(cost.prices, source, target)
         paid += size if price > 0 else 0.0
         dollars += size * price / 1e9
     devices = sum(float(price) for price in np.asarray(hourly)) * plan.predicted.step_s / 3600
@@ -102,13 +101,14 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     return dollars
 
 
-def _sent_bytes(plan: TrainingPlan) -> dict[tuple[int, int], float]:
-    """Mean bytes per step by pair."""
-    w, sent = plan.workload, dict[tuple[int, int], float]()
+def _sent_bytes(plan: TrainingPlan) -> dict[tuple[str, str], float]:
+    """Mean bytes per step by the regions of sender and receiver."""
+    w, region_of = plan.workload, plan.cluster.network.regions
+    sent: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def add(d: int, e: int, size: float) -> None:
         if d != e:
-            sent[d, e] = sent.get((d, e), 0.0) + size
+            sent[region_of[d], region_of[e]] += size
 
     stage_of = plan.stage_of
     last = [w.layers[stop - 1] for _, stop in plan.stage_layers]
@@ -128,9 +128,13 @@ def _sent_bytes(plan: TrainingPlan) -> dict[tuple[int, int], float]:
             for group in groups:
                 period_steps = 1 if group.phase is Phase.WITHIN else plan.sync.every_steps
                 pair_bytes = averaged_bytes(plan, stage, group) / period_steps
+                places: dict[str, list[int]] = {}
                 for i, d in enumerate(group.members):
-                    for j, e in enumerate(group.members):
-                        add(d, e, float(pair_bytes[i, j]))
+                    places.setdefault(region_of[d], []).append(i)
+                for source, senders in places.items():
+                    from_source = pair_bytes[senders].sum(axis=0)
+                    for target, receivers in places.items():
+                        sent[source, target] += float(from_source[receivers].sum())
     return sent
 
 

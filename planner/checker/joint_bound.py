@@ -195,14 +195,11 @@ def _number(value: float | None) -> float:
 def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    all_off_diagonal = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-    fastest = np.where(all_off_diagonal, rate, 0.0 if n > 1 else math.inf)
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    up = fastest.max(axis=1) if up is None else up
-    down = fastest.max(axis=0) if down is None else down
-    trainers = sorted(plan.stage_of)
-    aggregators = sorted(set(range(n)) - set(trainers))
+    up = _fastest(rate) if up is None else up
+    down = _fastest(rate.T) if down is None else down
+    trainers = np.array(sorted(plan.stage_of))
     k = len(trainers)
     flops = _measured_flops(plan) if measured else cluster.flops
     columns = (flops, cluster.memory_bytes, up, down)
@@ -213,20 +210,29 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
         else plan_devices <= devices.classes
     ):
         return False
-    trainer_pairs = np.ix_(trainers, trainers)
-    off_diagonal = ~np.eye(k, dtype=bool)
-    if (latency[trainer_pairs][off_diagonal] < devices.hop_s).any():
-        return False
-    if (pair_rates(plan)[trainer_pairs][off_diagonal] > devices.hop_bytes_per_s).any():
-        return False
-    rtt_to_others_s = np.sort(
-        np.where(all_off_diagonal, latency + latency.T, math.inf)[:, trainers], axis=1
-    )
-    # a device with a stage has m - 1 partners in a group, an aggregator has m
-    rtt_s = devices.rtt_s[1:k]
-    return not (
-        (rtt_to_others_s[trainers, : k - 1] < rtt_s).any()
-        or (rtt_to_others_s[aggregators, 1:k] < rtt_s).any()
+    rates, rtt_s = pair_rates(plan), devices.rtt_s[1:k]
+    for d in range(n):
+        # rows one by one, since arrays of all pairs need much memory
+        others = trainers[trainers != d]
+        computes = len(others) < k
+        if computes and (
+            (latency[d, others] < devices.hop_s).any()
+            or (rates[d, others] > devices.hop_bytes_per_s).any()
+        ):
+            return False
+        nearest_s = np.sort(latency[d, others] + latency[others, d])
+        # a device with a stage has m - 1 partners in a group, an aggregator has m
+        if (nearest_s[0 if computes else 1 :] < rtt_s).any():
+            return False
+    return True
+
+
+def _fastest(rate: Floats) -> Floats:
+    """Largest entry of every row, without the diagonal; infinite for a single device."""
+    if len(rate) == 1:
+        return np.full(1, math.inf)
+    return np.array(
+        [max(row[:d].max(initial=0.0), row[d + 1 :].max(initial=0.0)) for d, row in enumerate(rate)]
     )
 
 

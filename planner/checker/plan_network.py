@@ -26,12 +26,14 @@ def pair_rates(plan: TrainingPlan) -> Floats:
         ``float[N, N]``, from row to column; the diagonal is unused.
     """
     cluster = plan.cluster
-    rate = cluster.network.bandwidth_bytes_per_s.copy()
+    rate = cluster.network.bandwidth_bytes_per_s
     if cluster.upload_bytes_per_s is not None:
         rate = np.minimum(rate, np.asarray(cluster.upload_bytes_per_s)[:, None])
     if cluster.download_bytes_per_s is not None:
         rate = np.minimum(rate, np.asarray(cluster.download_bytes_per_s)[None, :])
     around = sites_around(cluster.devices, len(cluster))
+    if any(around):
+        rate = rate.copy()
     for site in {site for sites in around for site in sites}:
         out = (cluster.devices.site_upload_bytes_per_s or {}).get(site, math.inf)
         into = (cluster.devices.site_download_bytes_per_s or {}).get(site, math.inf)

@@ -170,7 +170,7 @@ def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
 def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
     """Time of one pipeline's messages on the best pair of the worst-connected device."""
     message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
-    rate = pair_rates(plan)
+    rate = pair_rates(plan).copy()
     np.fill_diagonal(rate, 0.0)
     return count * message / float(np.maximum(rate, rate.T).max(axis=1).min())
 

@@ -85,21 +85,12 @@ class Network:
                 f"{len(bandwidth)}; give both for the same devices"
             )
         labels = _labels(latency_s=latency_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        names = _names("ids", (labels or range(n)) if ids is None else ids)
+        names, places = _device_names((labels or range(n)) if ids is None else ids, regions, n)
         if labels is not None and labels != names:
             raise NetworkError(
                 f"ids are {joined(names)}, the frames' labels {joined(labels)}; leave ids out, or "
                 "give arrays"
             )
-        places = names if regions is None else _names("regions", regions)
-        for field, values in (("ids", names), ("regions", places)):
-            if len(values) != n:
-                raise NetworkError(
-                    f"{field} has {len(values)} entries for {n} devices; give one per device"
-                )
-        if len(set(names)) != n:
-            twice = next(name for name in names if names.count(name) > 1)
-            raise NetworkError(f"id {twice!r} is used twice; ids must be unique, rename one")
         np.fill_diagonal(latency, 0.0)
         np.fill_diagonal(bandwidth, np.inf)
         for first in range(0, n, ROWS):
@@ -141,6 +132,51 @@ class Network:
         network = cls.__new__(cls)
         network._fill(latency, bandwidth, ids, regions)
         return network
+
+    @classmethod
+    def of_classes(
+        cls,
+        latency_s: Floats,
+        bandwidth_bytes_per_s: Floats,
+        class_of: Sequence[int],
+        ids: Sequence[str],
+        regions: Sequence[str],
+    ) -> Network:
+        """A network of devices of which many are alike.
+
+        Parameters
+        ----------
+        latency_s, bandwidth_bytes_per_s
+            ``float[C, C]``, between devices of two classes; on the diagonal between two of one.
+        class_of
+            Class of each device.
+        ids, regions
+            One per device.
+
+        Returns
+        -------
+        Network
+            With values of all pairs.
+
+        Raises
+        ------
+        NetworkError
+            Invalid names or values.
+        """
+        classes: list[list[int]] = [[] for _ in range(len(latency_s))]
+        for d, c in enumerate(class_of):
+            classes[c].append(d)
+        # two devices of a class have all of its links
+        some = [d for members in classes for d in members[:2]]
+        of_some = [class_of[d] for d in some]
+        grid = np.ix_(of_some, of_some)
+        cls(latency_s[grid], bandwidth_bytes_per_s[grid], [ids[d] for d in some])
+        names, places = _device_names(ids, regions, len(class_of))
+        grid = np.ix_(class_of, class_of)
+        latency, bandwidth = latency_s[grid], bandwidth_bytes_per_s[grid]
+        np.fill_diagonal(latency, 0.0)
+        np.fill_diagonal(bandwidth, np.inf)
+        return cls.of_valid(latency, bandwidth, names, places)._with_known_alike(classes)
 
     def _with_known_alike(self, classes: Iterable[Sequence[int]]) -> Network:
         """This network, with classes of devices that can be exchanged, as a start for `alike`."""
@@ -324,9 +360,10 @@ class Network:
         for name in self.ids:
             digest.update(name.encode() + b"\0")
         for array in (self.latency_s, self.bandwidth_bytes_per_s):
-            # one NaN pattern and no negative zero, so that equal values give equal bytes
-            canonical = np.where(np.isnan(array), np.nan, array + 0.0).astype("<f8")
-            digest.update(canonical.tobytes())
+            for row in array:
+                # one NaN pattern and no negative zero, so that equal values give equal bytes
+                canonical = np.where(np.isnan(row), np.nan, row + 0.0).astype("<f8")
+                digest.update(canonical.tobytes())
         return digest.hexdigest()
 
     def missing_pairs(self) -> list[tuple[int, int]]:
@@ -528,35 +565,30 @@ class Network:
             ids += [f"{region}/{k}" for k in range(size)]
         if not sources:
             raise NetworkError("replicate() got no regions; name at least one, such as {'a': 8}")
-        grid = np.ix_(sources, sources)
-        latency, bandwidth = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
-        regions = tuple(self.ids[i] for i in sources)
-        classes = []
-        for region in dict.fromkeys(regions):
-            first = regions.index(region)
-            members = range(first, first + regions.count(region))
-            block = slice(members.start, members.stop)
-            links = [
-                real(
-                    f"{field} of region {region!r}",
-                    inside.get(region) if isinstance(inside, Mapping) else inside,
-                    0,
-                    error=NetworkError,
-                )
-                for field, inside in (
-                    ("intra_latency_s", intra_latency_s),
-                    ("intra_bandwidth_bytes_per_s", intra_bandwidth_bytes_per_s),
-                )
-            ]
-            if len(members) > 1:
-                latency_s, rate = (np.full((2, 2), link) for link in links)
-                Network(latency_s, rate, ids[first : first + 2])
-            latency[block, block], bandwidth[block, block] = links
-            classes.append(members)
-        np.fill_diagonal(latency, 0.0)
-        np.fill_diagonal(bandwidth, np.inf)
-        network = Network.of_valid(latency, bandwidth, tuple(ids), regions)
-        return network._with_known_alike(classes)
+        order = list(dict.fromkeys(sources))
+        names = [self.ids[source] for source in order]
+
+        def table(field: str, measured: Floats, inside: float | Mapping[str, float]) -> Floats:
+            """Links between regions, and within each on the diagonal."""
+            links = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(names, inside)
+            values = measured[np.ix_(order, order)]
+            for k, name in enumerate(names):
+                rule = f"{field} of region {name!r}"
+                values[k, k] = real(rule, links.get(name), 0, error=NetworkError)
+            return values
+
+        place = {source: k for k, source in enumerate(order)}
+        return Network.of_classes(
+            table("intra_latency_s", self.latency_s, intra_latency_s),
+            table(
+                "intra_bandwidth_bytes_per_s",
+                self.bandwidth_bytes_per_s,
+                intra_bandwidth_bytes_per_s,
+            ),
+            [place[source] for source in sources],
+            ids,
+            [self.ids[source] for source in sources],
+        )
 
     def symmetrised(self) -> Network:
         """Both directions replaced by their mean, as in DT-FM and SkipPipe."""
@@ -576,6 +608,23 @@ class Network:
             "regions": self.regions,
         }
         return Network(**{**fields, **changes})
+
+
+def _device_names(
+    ids: Iterable[Any], regions: Iterable[Any] | None, devices: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids, which are unique, and regions, by default the ids."""
+    names = _names("ids", ids)
+    places = names if regions is None else _names("regions", regions)
+    for field, values in (("ids", names), ("regions", places)):
+        if len(values) != devices:
+            raise NetworkError(
+                f"{field} has {len(values)} entries for {devices} devices; give one per device"
+            )
+    if len(set(names)) != devices:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise NetworkError(f"id {twice!r} is used twice; ids must be unique, rename one")
+    return names, places
 
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,17 +75,19 @@ def network_of(raw: Mapping[str, Any]) -> Network:
         table = raw[name]
         if len(table) != classes or any(len(row) != classes for row in table):
             raise PlanError(f"network.{name}: must be {classes} x {classes}; correct it")
-        full = np.array(table, dtype=np.float64)[np.ix_(index, index)]
-        np.fill_diagonal(full, 0.0)
-        if np.isnan(full).any():
-            i, j = (int(d) for d in np.argwhere(np.isnan(full))[0])
-            raise PlanError(
-                f"network.{name}[{index[i]}][{index[j]}]: {ids[i]!r} cannot reach {ids[j]!r}, "
-                "found null; measure the pair, or plan on network.complete()"
-            )
-        tables.append(full)
+        values = np.array(table, dtype=np.float64)
+        for c, k in np.argwhere(np.isnan(values)).tolist():
+            sources = [d for d in range(len(ids)) if index[d] == c][:2]
+            others = [d for d in range(len(ids)) if index[d] == k][:2]
+            for i, j in product(sources, others):
+                if i != j:
+                    raise PlanError(
+                        f"network.{name}[{c}][{k}]: {ids[i]!r} cannot reach {ids[j]!r}, found "
+                        "null; measure the pair, or plan on network.complete()"
+                    )
+        tables.append(values)
     try:
-        return Network(tables[0], tables[1], ids, raw["regions"])
+        return Network.of_classes(tables[0], tables[1], index, ids, raw["regions"])
     except NetworkError as error:
         raise PlanError(f"network: {error}") from None
 
