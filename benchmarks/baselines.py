@@ -23,18 +23,11 @@ import numpy as np
 
 import planner as pl
 from benchmarks.command_line import run
+from planner.bench.job_generator import MODELS
 from planner.planning.baselines.plans import Baselines
 from planner.planning.problem import PlanningProblem
 from planner.workload.layers import Architecture, Family
 
-MODELS = {
-    "1B": (16, 2048, 32, 8, 8192, 128256),
-    "3B": (28, 3072, 24, 8, 8192, 128256),
-    "8B": (32, 4096, 32, 8, 14336, 128256),
-    "32B": (64, 5120, 40, 8, 25600, 151936),
-    "70B": (80, 8192, 64, 8, 28672, 128256),
-}
-"""Layers, hidden size, heads, key-value heads, feed-forward size and vocabulary."""
 PACKAGES = ("planner", "numpy", "numba", "ortools")
 KINDS = ((24.0, 20.0), (40.0, 120.0), (80.0, 400.0), (140.0, 400.0), (640.0, 3200.0))
 """Memory in GB and attained TFLOP/s."""

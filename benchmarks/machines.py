@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import planner as pl
-from benchmarks.baselines import MODELS
 from benchmarks.command_line import report_path, run
+from planner.bench.job_generator import MODELS
 from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.problem import PlanningProblem

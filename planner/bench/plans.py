@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from planner.bench.job_generator import places_of, random_job
 from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.network_generator import random_cluster
 from planner.bench.plan_instances import INSTANCES as BENCH
@@ -27,6 +28,8 @@ from planner.workload.workload import Workload
 
 VERSION = 2
 """Version of the instances; since 2, memory is modelled as in the executor."""
+RANDOM_JOBS = 10
+"""Instances of `random_job`."""
 EVENTS_PER_EFFORT = MAX_EVENTS / 10
 """Simulated operations and messages of rules, per unit of effort."""
 
@@ -54,6 +57,20 @@ def _shipped(name: str) -> BenchInstance:
         f"{ProblemFamily.PLANS}/{name}-{VERSION}",
         shipped.about,
         lambda: PlanProblem(shipped.cluster(), shipped.model()),
+    )
+
+
+def _random(number: int) -> BenchInstance:
+    """Build an instance of `random_job`."""
+
+    def problem() -> PlanProblem:
+        job = random_job(number)
+        return PlanProblem(job.cluster, job.workload)
+
+    return BenchInstance(
+        f"{ProblemFamily.PLANS}/job{number}-{VERSION}",
+        f"random_job({number}): {places_of(number).name}",
+        problem,
     )
 
 
@@ -89,6 +106,7 @@ INSTANCES = (
         batch_samples=256,
     ),
     *map(_shipped, ("us", "gcp-t4", "mixed", "fluidstack", "gcp-v100", "aws", "machines-wan")),
+    *map(_random, range(RANDOM_JOBS)),
 )
 
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -80,8 +81,8 @@ class WorkerPool:
     Parameters
     ----------
     workers
-        Where tasks run. Processes of this machine are forked where the system can, and share the
-        memory of the objects; an executor gets them pickled, once for each of its workers.
+        Where tasks run. Processes of this machine are forked on Linux, and share the memory of the
+        objects; an executor gets them pickled, once for each of its workers.
     objects
         What tasks are methods of. Tasks must not change them in a way that later tasks see.
     """
@@ -150,7 +151,8 @@ class WorkerPool:
 
     def _start(self) -> None:
         """Start processes that have the objects."""
-        can_fork = "fork" in multiprocessing.get_all_start_methods()
+        # elsewhere libraries of the system may not survive it
+        can_fork = sys.platform == "linux"
         context = multiprocessing.get_context("fork" if can_fork else None)
         if can_fork:
             _end_solver_threads()

@@ -21,6 +21,7 @@ import planner as pl
 from planner.bench import registry
 from planner.bench import task as bench_task
 from planner.bench.evaluation import evaluate
+from planner.bench.job_generator import random_job
 from planner.bench.method import BenchMethod, MethodKind
 from planner.bench.network_generator import random_network
 from planner.bench.page import page
@@ -76,6 +77,18 @@ def test_instances_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ["paths", str(tmp_path / f"{WAVE}.json"), "--method", "dtfm-skip", "--json"]
     )
     assert found == 0 and json.loads(capsys.readouterr().out)["objective"] > 0
+
+
+def test_random_jobs_are_reproducible() -> None:
+    """Pinned values for independent implementations of the description; they differ and fit."""
+    jobs = [random_job(number) for number in range(4)]
+    network, devices = jobs[2].cluster.network, jobs[2].cluster.devices
+    assert jobs[2].about.startswith("random_job(2): 30 GPUs in 22 machines, 22 places (homes), 1B")
+    assert network.latency_s[0, -1] == 0.010199
+    assert devices.sites is not None and len(set(devices.sites)) == 22
+    for job in jobs:
+        state = job.workload.parameters * 18.0
+        assert state <= float(job.cluster.memory_bytes.sum()) / 3
 
 
 def test_generator_is_reproducible() -> None:

@@ -49,6 +49,7 @@ from planner.executor.rendezvous.rank_group import LONG_TIMEOUT, RankGroup  # no
 from planner.executor.transport.connections import ConnectionLost  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
 from tests.executor.faults import Started, hurt  # noqa: E402
+from tests.executor.forks import run_ranks  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
 from tests.executor.test_device_backend import late_backend  # noqa: E402
 from tests.executor.test_failures import SIX, require_named  # noqa: E402
@@ -295,18 +296,21 @@ def losses_of(
     """Losses of five steps of all ranks, and what they report of their devices."""
     path = folder / "plan.json"
     save_plan(plan, path)
-    module = ["planner.executor"]
-    if machines is not None:
-        nothing = {"device": "none", "fault": "kill", "phase": "join", "step": 0, "folder": "/"}
-        options = nothing | {"machines": machines, "hangs": False}
-        module = ["tests.executor.collectives_rank", json.dumps(options)]
-    done = torchrun(
-        len(plan.cluster),
-        *("-m", *module, str(path), "--devices", *plan.cluster.network.ids),
-        *("--steps", "5", "--device", device, "--events", *more),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    events = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+    ranks, words = len(plan.cluster), [str(path), "--devices", *plan.cluster.network.ids]
+    words += ["--steps", "5", "--device", device, "--events", *more]
+    if device == "cpu" and machines is None:
+        done = run_ranks(ranks, "planner.executor.__main__", *words)
+        code, out, error = done.code, done.out, done.error
+    else:
+        module = ["planner.executor"]
+        if machines is not None:
+            nothing = {"device": "none", "fault": "kill", "phase": "join", "step": 0, "folder": "/"}
+            options = nothing | {"machines": machines, "hangs": False}
+            module = ["tests.executor.collectives_rank", json.dumps(options)]
+        ended = torchrun(ranks, "-m", *module, *words)
+        code, out, error = ended.returncode, ended.stdout, ended.stderr
+    assert code == 0, error[-3000:]
+    events = [json.loads(line) for line in out.splitlines() if line[:1] == "{"]
     losses = {e["loss_step"]: e["loss"] for e in events if e["event"] == "step"}
     losses |= {e["step"]: e["loss"] for e in events if e["event"] == "loss"}
     (devices,) = (e["devices"] for e in events if e["event"] == "devices")

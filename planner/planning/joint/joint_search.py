@@ -277,11 +277,17 @@ class _Search:
         if self.run.check() is not None:
             # there is time for one candidate only
             first.sort(key=lambda layout: self.layouts.scored(layout).value)
-        candidates = self.pool.try_layouts(
-            [*first, *promising[1:]], self._num_new_candidates() + len(initial), initial
-        )
-        candidates += self._best_unbuilt(candidates, initial)
-        self._evaluate_promising(candidates)
+        most = self._num_new_candidates() + len(initial)
+        batches = [[*first, *promising[1:]]]
+        if self.run.paced_by_time:
+            # time may end before the others are built: evaluate the best first
+            batches = [first, promising[1:]]
+        candidates: list[CandidatePlan] = []
+        for batch in batches:
+            built = self.pool.try_layouts(batch, most - len(candidates), initial)
+            candidates += built
+            self._evaluate_promising(built)
+        self._evaluate_promising(self._best_unbuilt(candidates, initial))
         for _ in range(IMPROVEMENT_STEPS):
             if not self.pool.elite or self.run.check() is not None:
                 break
