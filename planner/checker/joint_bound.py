@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.memory import stage_memory
-from planner.checker.plan_network import pair_rates
+from planner.checker.plan_network import fastest_of_rows, pair_rates
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
@@ -197,8 +197,8 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
     cluster, n = plan.cluster, len(plan.cluster)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    up = _fastest(rate) if up is None else up
-    down = _fastest(rate.T) if down is None else down
+    up = fastest_of_rows(rate) if up is None else up
+    down = fastest_of_rows(rate.T) if down is None else down
     trainers = np.array(sorted(plan.stage_of))
     k = len(trainers)
     flops = _measured_flops(plan) if measured else cluster.flops
@@ -225,15 +225,6 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
         if (nearest_s[0 if computes else 1 :] < rtt_s).any():
             return False
     return True
-
-
-def _fastest(rate: Floats) -> Floats:
-    """Largest entry of every row, without the diagonal; infinite for a single device."""
-    if len(rate) == 1:
-        return np.full(1, math.inf)
-    return np.array(
-        [max(row[:d].max(initial=0.0), row[d + 1 :].max(initial=0.0)) for d, row in enumerate(rate)]
-    )
 
 
 def _are_no_faster(plan_devices: Counter[DeviceClass], classes: Counter[DeviceClass]) -> bool:

@@ -55,6 +55,15 @@ def sites_around(devices: Devices, n: int) -> list[list[str]]:
     return chains
 
 
+def fastest_of_rows(rate: Floats) -> Floats:
+    """Largest entry of every row, without the diagonal; infinite for a single device."""
+    if len(rate) == 1:
+        return np.full(1, math.inf)
+    return np.array(
+        [max(row[:d].max(initial=0.0), row[d + 1 :].max(initial=0.0)) for d, row in enumerate(rate)]
+    )
+
+
 def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
     """Seconds of one message.
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from planner.checker.plan_network import (
     averaged_bytes,
     averaged_parts,
+    fastest_of_rows,
     mean_links,
     sites_around,
 )
@@ -216,15 +217,12 @@ class _StepSimulation:
     def _lines(self) -> None:
         """Number the lines (up- and downlinks of devices and sites) and collect capacities."""
         cluster, devices = self.plan.cluster, self.plan.cluster.devices
-        pairs = self.rate.copy()
-        np.fill_diagonal(pairs, -math.inf)
-        is_single = self.n == 1
-        for name, limits, axis in (
-            ("up", cluster.upload_bytes_per_s, 1),
-            ("down", cluster.download_bytes_per_s, 0),
+        for name, limits, rate in (
+            ("up", cluster.upload_bytes_per_s, self.rate),
+            ("down", cluster.download_bytes_per_s, self.rate.T),
         ):
-            fastest = np.full(1, math.inf) if is_single else pairs.max(axis=axis)
-            for d, capacity in enumerate((fastest if limits is None else limits).tolist()):
+            limits = fastest_of_rows(rate) if limits is None else limits
+            for d, capacity in enumerate(limits.tolist()):
                 self._line((name, d), capacity)
         for site, capacity in (devices.site_upload_bytes_per_s or {}).items():
             self._line(("site up", site), capacity)
