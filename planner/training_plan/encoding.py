@@ -70,6 +70,9 @@ def network_of(raw: Mapping[str, Any]) -> Network:
     """Inverse of `network_fields`."""
     ids, classes = raw["ids"], len(raw["latency_s"])
     index = _index("network.class_of", raw["class_of"], len(ids), classes)
+    members: list[list[int]] = [[] for _ in range(classes)]
+    for d, c in enumerate(index):
+        members[c].append(d)
     tables = []
     for name in ("latency_s", "bandwidth_bytes_per_s"):
         table = raw[name]
@@ -77,9 +80,7 @@ def network_of(raw: Mapping[str, Any]) -> Network:
             raise PlanError(f"network.{name}: must be {classes} x {classes}; correct it")
         values = np.array(table, dtype=np.float64)
         for c, k in np.argwhere(np.isnan(values)).tolist():
-            sources = [d for d in range(len(ids)) if index[d] == c][:2]
-            others = [d for d in range(len(ids)) if index[d] == k][:2]
-            for i, j in product(sources, others):
+            for i, j in product(members[c][:2], members[k][:2]):
                 if i != j:
                     raise PlanError(
                         f"network.{name}[{c}][{k}]: {ids[i]!r} cannot reach {ids[j]!r}, found "
