@@ -91,7 +91,7 @@ def plan(
         Of the random generators.
     executor
         Where the joint search works: a number of processes on this machine, or a
-        `concurrent.futures.Executor`, such as that of a Dask, Ray or MPI cluster. Does not change
+        `concurrent.futures.Executor`, such as that of a Dask or MPI cluster. Does not change
         the result of a search with a limit on effort or iterations. Processes are forked on Linux
         and share its memory; other systems start them anew, so that a script needs
         ``if __name__ == "__main__":`` there, as with any `multiprocessing`.

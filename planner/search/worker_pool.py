@@ -17,8 +17,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import wait
 from types import TracebackType
@@ -43,6 +44,13 @@ class _Missing(Enum):
     """Answer of a worker that does not have the objects of a task yet."""
 
     OBJECTS = 0
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """Answer of a worker whose task raised an error."""
+
+    error: Exception
 
 
 _local = threading.local()
@@ -82,7 +90,7 @@ class WorkerPool:
     ----------
     workers
         Where tasks run. Processes of this machine are forked on Linux, and share the memory of the
-        objects; an executor gets them pickled, once for each of its workers.
+        objects; an executor gets them pickled, with every task whose worker lacks them.
     objects
         What tasks are methods of. Tasks must not change them in a way that later tasks see.
     """
@@ -156,17 +164,24 @@ class WorkerPool:
         context = multiprocessing.get_context("fork" if can_fork else None)
         if can_fork:
             _end_solver_threads()
-        self._stop = context.Event()
-        self._executor = ProcessPoolExecutor(
-            self._count,
-            context,
-            _begin,
-            (self._key, self._objects, self._stop),
-        )
-        with warnings.catch_warnings():
-            # of threads that hold locks; those of the solvers have ended
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._executor.submit(os.getpid)
+        others = set(multiprocessing.active_children())
+        try:
+            # a signal between two forks would leave processes that nobody ends
+            with _signals_blocked(), warnings.catch_warnings():
+                # of threads that hold locks; those of the solvers have ended
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._stop = context.Event()
+                executor = ProcessPoolExecutor(
+                    self._count, context, _begin, (self._key, self._objects, self._stop)
+                )
+                executor.submit(os.getpid)
+                self._executor = executor
+        except (OSError, RuntimeError, AssertionError, ImportError) as error:
+            # too many processes, no semaphores, or this process may have no children
+            logger.warning("no worker could be started (%s); the search goes on without", error)
+            self._count = 1
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
 
     def _parallel(
         self, method: Callable[..., ResultT], tasks: list[tuple[Any, ...]]
@@ -177,27 +192,37 @@ class WorkerPool:
         owner = getattr(method, "__self__", None)
         index = next(k for k, known in enumerate(self._objects) if known is owner)
         futures: list[Future[Any]] = []
+        raised: Exception | None = None
         try:
             for task in tasks:
                 futures.append(self._submit(None, index, method.__name__, task))
-            for future, task in zip(futures, tasks, strict=True):
-                result = future.result()
+            for k in range(len(tasks)):
+                result = futures[k].result()
                 if result is _Missing.OBJECTS:
-                    result = self._submit(self._bytes, index, method.__name__, task).result()
+                    for j in range(k, len(tasks)):
+                        if futures[j].done() and futures[j].result() is _Missing.OBJECTS:
+                            futures[j] = self._submit(self._bytes, index, method.__name__, tasks[j])
+                    result = futures[k].result()
+                if isinstance(result, _Raised):
+                    raised = result.error
+                    break
                 yield result
-        except BrokenExecutor as error:
-            logger.warning("workers have ended (%s); the search goes on without them", error)
+        except Exception as error:
+            # a task's own error is a result: this one is of the executor, whatever its kind
+            logger.warning("workers have ended (%r); the search goes on without them", error)
             self._executor, self._count = None, 1
         finally:
             for future in futures:
                 future.cancel()
+        if raised is not None:
+            raise raised
 
     def _submit(
         self, pickled: bytes | None, index: int, name: str, task: tuple[Any, ...]
     ) -> Future[Any]:
         assert self._executor is not None
-        if self._count is None:
-            # before the first task, since workers know objects by what they were pickled to
+        if self._count is None and self._pickled is None:
+            # workers know objects by what they were pickled to
             self._key = hashlib.sha256(self._bytes).hexdigest()
         return self._executor.submit(_call, self._key, pickled, index, name, task)
 
@@ -209,8 +234,25 @@ class WorkerPool:
         return self._pickled
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Deliver signals after the block."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _known_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _known_signals() -> list[int]:
+    return [getattr(signal, name) for name in (*NAMES, "SIGALRM") if hasattr(signal, name)]
+
+
 def _end_solver_threads() -> None:
-    """End HiGHS's idle threads: a forked process would wait for them."""
+    """End HiGHS's idle threads, for which its MILPs would wait in a forked process."""
     with suppress(ImportError, AttributeError):
         from scipy.optimize._highspy import _core
 
@@ -224,6 +266,8 @@ def _begin(key: str, objects: Sequence[object], stop: Any) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _known_signals())
     _local.objects, _stop = {key: objects}, stop
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -245,4 +289,7 @@ def _call(key: str, pickled: bytes | None, index: int, name: str, task: tuple[An
         while len(known) >= MAX_REMEMBERED:
             del known[next(iter(known))]
         known[key] = pickle.loads(pickled)
-    return getattr(known[key][index], name)(*task)
+    try:
+        return getattr(known[key][index], name)(*task)
+    except Exception as error:
+        return _Raised(error)

@@ -242,6 +242,8 @@ def _pair_numbers(pairs: Pairs, devices: int) -> Callable[[Ints], Ints]:
     codes = np.append(codes[by_code], NONE)
 
     def number_of(members: Ints) -> Ints:
+        if len(by_code) == 0:
+            return np.full((len(members), len(members)), NONE)
         wanted = members[:, None] * devices + members[None, :]
         place = np.searchsorted(codes[:-1], wanted)
         known = codes[place] == wanted

@@ -114,6 +114,42 @@ def test_lost_workers_lose_no_task(caplog: pytest.LogCaptureFixture) -> None:
     assert "the search goes on without them" in caplog.text
 
 
+def test_no_worker_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where too many processes run; those that were started end."""
+    squares, fork, forks = Squares(0), os.fork, list[int]()
+
+    def fork_once() -> int:
+        if forks:
+            raise BlockingIOError("too many processes")
+        forks.append(fork())
+        return forks[0]
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    with WorkerPool(3, squares) as pool:
+        assert list(pool.map(squares.where, [(1,), (2,)])) == [os.getpid()] * 2
+    assert "no worker could be started (too many processes)" in caplog.text
+    os.waitpid(forks[0], 0)
+
+
+class Failing(Sending):
+    """An executor whose workers are lost in a way of its own."""
+
+    def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(KeyError("worker killed"))
+        return future
+
+
+def test_a_failing_executor_loses_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it raises."""
+    squares, executor = Squares(0), Failing()
+    with WorkerPool(executor, squares) as pool, executor.inner:
+        assert list(pool.map(squares.square, [(2,), (3,)])) == [4, 9]
+    assert "worker killed" in caplog.text
+
+
 def test_the_same_plan_with_any_workers(workers: Workers) -> None:
     """With counted effort."""
     cluster, work = regions([3, 2, 2], seed=1), model(5, 24)

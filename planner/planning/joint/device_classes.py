@@ -119,11 +119,16 @@ class DeviceClasses:
             usd_per_s=np.asarray(hourly, dtype=float)[first] / HOUR_S,
             usd_per_byte=np.zeros_like(latency)
             if prices is None
-            else prices.usd_per_byte([network.regions[d] for d in first]),
+            else _region_prices(prices, [network.regions[d] for d in first]),
         )
 
     def __len__(self) -> int:
         return len(self.members)
+
+
+def _region_prices(prices: Prices, regions: list[str]) -> Floats:
+    names, index = np.unique(regions, return_inverse=True)
+    return np.asarray(prices.usd_per_byte(names.tolist())[np.ix_(index, index)])
 
 
 def _between(matrix: Floats, devices: list[int]) -> Floats:

@@ -284,10 +284,13 @@ class _Search:
             batches = [first, promising[1:]]
         candidates: list[CandidatePlan] = []
         for batch in batches:
+            if candidates and self.run.check() is not None:
+                break
             built = self.pool.try_layouts(batch, most - len(candidates), initial)
             candidates += built
             self._evaluate_promising(built)
-        self._evaluate_promising(self._best_unbuilt(candidates, initial))
+        if best_unbuilt := self._best_unbuilt(candidates, initial):
+            self._evaluate_promising(best_unbuilt)
         for _ in range(IMPROVEMENT_STEPS):
             if not self.pool.elite or self.run.check() is not None:
                 break
