@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.bench.network_generator import HALVING_LATENCY_S, latency_between
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.workload.layers import Architecture, Family
@@ -36,7 +37,6 @@ MODELS = {
 BATCHES = (64, 128, 256)
 SEQUENCE = 2048
 STATE_BYTES, MOST_STATE = 18.0, 1 / 3
-FIBRE_KM_PER_S, DETOUR, MIN_LATENCY_S, HALVING_LATENCY_S = 200_000.0, 1.5, 1e-3, 0.025
 PLACE_S, MACHINE_S, MACHINE_GBPS = 1e-4, 5e-6, 200.0
 
 
@@ -156,9 +156,7 @@ def _network(
     position: np.ndarray, place: np.ndarray, machine: np.ndarray, lines: np.ndarray
 ) -> Network:
     """Links of all pairs of GPUs."""
-    offset_km = position[:, None] - position[None, :]
-    distance_km = np.sqrt(offset_km[..., 0] ** 2 + offset_km[..., 1] ** 2)
-    between_s = np.round(MIN_LATENCY_S + DETOUR * distance_km / FIBRE_KM_PER_S, 6)
+    between_s = latency_between(position)
     of = place[machine]
     same_place, same_machine = of[:, None] == of[None, :], machine[:, None] == machine[None, :]
     latency = np.where(same_place, PLACE_S, between_s[np.ix_(of, of)])

@@ -17,6 +17,7 @@ the same network.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -37,9 +38,7 @@ def random_network(regions: int, devices: int, seed: int, jitter: float = 0.0) -
     rng = np.random.default_rng([regions, devices, seed])
     position = rng.random((regions, 2)) * np.array([MAP_WIDTH_KM, MAP_HEIGHT_KM])
     line = np.array(LINE_RATES_GBPS)[rng.integers(len(LINE_RATES_GBPS), size=regions)] * 1e9 / 8
-    offset_km = position[:, None] - position[None, :]
-    distance_km = np.sqrt(offset_km[..., 0] ** 2 + offset_km[..., 1] ** 2)
-    latency = np.round(MIN_LATENCY_S + DETOUR * distance_km / FIBRE_KM_PER_S, 6)
+    latency = latency_between(position)
     share = 0.6 + 0.4 * rng.random((regions, regions))
     narrow = np.minimum(line[:, None], line[None, :])
     bandwidth = np.round(narrow * share / (1 + latency / HALVING_LATENCY_S))
@@ -56,6 +55,13 @@ def random_network(regions: int, devices: int, seed: int, jitter: float = 0.0) -
         ids=[f"d{k}" for k in range(devices)],
         regions=[f"r{k}" for k in region.tolist()],
     )
+
+
+def latency_between(position: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return one-way latencies between places at ``float[P, 2]`` kilometres on a map."""
+    offset_km = position[:, None] - position[None, :]
+    distance_km = np.sqrt(offset_km[..., 0] ** 2 + offset_km[..., 1] ** 2)
+    return np.asarray(np.round(MIN_LATENCY_S + DETOUR * distance_km / FIBRE_KM_PER_S, 6))
 
 
 def random_cluster(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:

@@ -142,7 +142,7 @@ class Network:
         ids: Sequence[str],
         regions: Sequence[str],
     ) -> Network:
-        """A network of devices of which many are alike.
+        """A network of devices of which many can be exchanged.
 
         Parameters
         ----------

@@ -42,7 +42,7 @@ def with_cost(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
 
 
 def pair_prices(prices: Prices, cluster: Cluster, sources: Ints, destinations: Ints) -> Floats:
-    """``float[P]``: dollars per byte from devices to others."""
+    """Dollars per byte from devices to others, in the common shape of both."""
     regions, index = np.unique(cluster.network.regions, return_inverse=True)
     return np.asarray(prices.usd_per_byte(regions.tolist())[index[sources], index[destinations]])
 

@@ -88,6 +88,15 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     return np.asarray(sent)
 
 
+def group_traffic(
+    group: AveragingGroup, vector_bytes: float, codec: Codec
+) -> tuple[Ints, Ints, Floats]:
+    """Senders, receivers and bytes of a round, of all pairs that send something."""
+    sent, members = group_bytes(group, vector_bytes, codec), _ints(group.members)
+    i, j = np.nonzero(sent)
+    return members[i], members[j], sent[i, j]
+
+
 def bytes_between(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
     vector_bytes: Sequence[float],
@@ -103,12 +112,10 @@ def bytes_between(
     sources, destinations, sizes = [_ints([])], [_ints([])], [np.zeros(0)]
     for rounds, size in zip(averaging, vector_bytes, strict=True):
         for group in (group for groups in rounds for group in groups):
-            sent = group_bytes(group, size, codec)
-            i, j = np.nonzero(sent)
-            members = _ints(group.members)
-            sources.append(members[i])
-            destinations.append(members[j])
-            sizes.append(sent[i, j])
+            senders, receivers, sent = group_traffic(group, size, codec)
+            sources.append(senders)
+            destinations.append(receivers)
+            sizes.append(sent)
     return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
 
 

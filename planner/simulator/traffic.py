@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulator.averaging_rounds import group_bytes
+from planner.simulator.averaging_rounds import group_traffic
 from planner.simulator.program import compile_plan
 from planner.simulator.resources import NONE, LinkResources
 from planner.training_plan.averaging_group import StageAveraging
@@ -59,10 +59,8 @@ def averaged_bytes(
     for rounds, vector in averaging:
         for groups in rounds:
             for group in groups:
-                members = np.array(group.members)
-                sent = group_bytes(group, vector, codec)
-                i, j = np.nonzero(sent)
+                senders, receivers, sent = group_traffic(group, vector, codec)
                 steps = 1 if group.phase is Phase.WITHIN else every
-                parts.append((members[i], members[j], sent[i, j] / steps))
+                parts.append((senders, receivers, sent / steps))
     sources, destinations, sizes = map(np.concatenate, zip(*parts, strict=True))
     return sources, destinations, sizes

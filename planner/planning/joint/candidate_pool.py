@@ -292,12 +292,11 @@ class CandidatePool:
             self.incumbent.offer(value, plan)
 
 
-def slowed(candidate: CandidatePlan, max_in_flight_ratio: float = math.inf) -> CandidateSpec:
+def slowed(candidate: CandidatePlan) -> CandidateSpec:
     """A variant with the slowdowns that were measured in the candidate's schedule."""
     factors = np.array(candidate.spec.slowdown) * candidate.lateness
-    return replace(
-        candidate.spec, slowdown=tuple(factors.tolist()), max_in_flight_ratio=max_in_flight_ratio
-    )
+    slowdown = tuple(factors.tolist())
+    return replace(candidate.spec, slowdown=slowdown, max_in_flight_ratio=math.inf)
 
 
 def _is_more_accurate(updated: CandidatePlan, known: CandidatePlan | None) -> bool:

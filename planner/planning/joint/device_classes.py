@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
 from planner.network.prices import Prices
-from planner.planning.cost import HOUR_S
+from planner.planning.cost import HOUR_S, pair_prices
 from planner.simulator.resources import LinkResources
 
 Floats = NDArray[np.float64]
@@ -119,16 +119,11 @@ class DeviceClasses:
             usd_per_s=np.asarray(hourly, dtype=float)[first] / HOUR_S,
             usd_per_byte=np.zeros_like(latency)
             if prices is None
-            else _region_prices(prices, [network.regions[d] for d in first]),
+            else pair_prices(prices, cluster, *np.ix_(first, first)),
         )
 
     def __len__(self) -> int:
         return len(self.members)
-
-
-def _region_prices(prices: Prices, regions: list[str]) -> Floats:
-    names, index = np.unique(regions, return_inverse=True)
-    return np.asarray(prices.usd_per_byte(names.tolist())[np.ix_(index, index)])
 
 
 def _between(matrix: Floats, devices: list[int]) -> Floats:

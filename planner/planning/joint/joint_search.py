@@ -322,10 +322,8 @@ class _Search:
         visits = self.pool.visits
         max_ratio = ACCEPTANCE_RATIO + ACCEPTANCE_PER_VISIT * visits[parent.layout]
         max_value = max_ratio * self.layouts.scored(parent.layout).value
-        samples, seeds = (
-            NEIGHBOURS_ESTIMATED // NEIGHBOUR_TASKS,
-            self.rng.integers(0, SEEDS, NEIGHBOUR_TASKS),
-        )
+        samples = NEIGHBOURS_ESTIMATED // NEIGHBOUR_TASKS
+        seeds = self.rng.integers(0, SEEDS, NEIGHBOUR_TASKS)
         tasks = [(parent.layout, samples, max_value, seed) for seed in seeds.tolist()]
         neighbours = {
             scored.layout: scored.value

@@ -238,7 +238,7 @@ class LayoutSearch:
             usd_per_byte=classes.usd_per_byte,
         )
         self.optima: dict[Layout, tuple[float, InitialLayout]] = {}
-        # seeds of runs; within one, `_rng` and `_rng_state` are seeded anew
+        # seeds of runs; within one, `_rng` and `_rng_state` are seeded again
         self._seeds = np.random.default_rng(seed)
         self._reseed(seed)
         self._candidate, self._best = self._empty_state(), self._empty_state()

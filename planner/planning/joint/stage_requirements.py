@@ -205,8 +205,7 @@ class DevicePool:
 def _nearest(cluster: Cluster) -> tuple[Floats, float, float]:
     """Least round-trip time from a device to its m nearest; least latency and most bandwidth."""
     n, latency = len(cluster), cluster.network.latency_s
-    rate = cluster.limited_network().bandwidth_bytes_per_s
-    nearest, hop_s, hop_bytes_per_s = np.full(n - 1, np.inf), np.inf, 0.0
+    nearest, hop_s = np.full(n - 1, np.inf), np.inf
     for members in cluster.network.alike:
         # devices of a class have the same links, but for those to themselves
         d = members[0]
@@ -214,10 +213,8 @@ def _nearest(cluster: Cluster) -> tuple[Floats, float, float]:
         rtt_s = np.sort(latency[d, other] + latency[other, d])
         nearest = np.minimum(nearest, rtt_s)
         hop_s = min(hop_s, float(latency[d, other].min()))
-    for d in range(n):
-        fastest = max(rate[d, :d].max(initial=0.0), rate[d, d + 1 :].max(initial=0.0))
-        hop_bytes_per_s = max(hop_bytes_per_s, float(fastest))
-    return nearest, hop_s, hop_bytes_per_s
+    fastest, _ = cluster.limited_network().fastest_bytes_per_s
+    return nearest, hop_s, float(fastest.max())
 
 
 def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
