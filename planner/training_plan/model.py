@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -535,6 +536,7 @@ def _rounds(rounds: StageAveraging) -> dict[str, Any]:
     return {"rounds": [[g.to_dict() for g in groups] for groups in rounds]}
 
 
+@cache
 def _package_version() -> str:
     try:
         return metadata.version("planner")

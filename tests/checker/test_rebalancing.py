@@ -82,7 +82,7 @@ def test_replay_and_checker_agree(
 ) -> None:
     """The replay counts peers by stage and kind, the checker simulates individual peers."""
     for seed, download_s in ((0, 0.0), (1, 80.0)):
-        market = Market(peers=peers, hours=3, life_s=1800.0, squeeze_s=1800.0)
+        market = Market(peers=peers, hours=2, life_s=1800.0, squeeze_s=1800.0)
         problem = traced(market, seed, (1.0, 1.3, 0.8), speed, download_s)
         plan = played(problem, policy)
         assert pl.check(plan, problem) == []

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "benchmarks.faults.rank",
     "planner.executor.__main__",
+    "tests.executor.gpu_forks",
     # PyTorch's optimizers import it, which takes a second of each rank
     "torch._dynamo",
     "planner.probe.__main__",
@@ -48,11 +49,13 @@ class Done(NamedTuple):
     codes: list[int]
 
 
-def run_ranks(ranks: int, module: str, *words: str, go_on: bool = False) -> Done:
+def run_ranks(
+    ranks: int, module: str, *words: str, go_on: bool = False, other_gpus: int = 0
+) -> Done:
     """So many processes that run ``module.main(words)``, told where they are as by torchrun.
 
     Their output is that of rank 0, then that of rank 1, and so on. Unless they ``go_on``, all are
-    ended soon after the first that fails.
+    ended soon after the first that fails. The processes of each rank's ``other_gpus`` are forks.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -61,7 +64,7 @@ def run_ranks(ranks: int, module: str, *words: str, go_on: bool = False) -> Done
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         job = {"ranks": ranks, "module": module, "words": words, "folder": folder}
-        job["go_on"] = go_on
+        job |= {"go_on": go_on, "other_gpus": other_gpus}
         server.stdin.write(json.dumps(job | {"port": store.port}) + "\n")
         server.stdin.flush()
         with selectors.DefaultSelector() as ready:
@@ -79,13 +82,19 @@ def run_ranks(ranks: int, module: str, *words: str, go_on: bool = False) -> Done
 
 
 def run_plan(
-    path: Path, names: Sequence[str], *more: str, module: str = "planner.executor.__main__"
+    path: Path,
+    names: Sequence[str],
+    *more: str,
+    module: str = "planner.executor.__main__",
+    gpu_forks: bool = True,
 ) -> tuple[int, list[dict[str, Any]], list[str]]:
     """All ranks of a plan's file; exit code, events, and stderr with a failure's reason once."""
     from planner.executor.fault_tolerance.shutdown import PREFIX
+    from planner.training_plan.file import load_plan
 
     words = [str(path), "--devices", *names, "--device", "cpu", "--events", *more]
-    done = run_ranks(len(names), module, *words)
+    others = load_plan(path).workload.tensor_parallel - 1 if gpu_forks else 0
+    done = run_ranks(len(names), module, *words, other_gpus=others)
     events = [json.loads(line) for line in done.out.splitlines()]
     said = [line for line in done.error.splitlines() if not line.startswith(PREFIX)]
     reasons = [line for line in done.error.splitlines() if line.startswith(PREFIX)]
@@ -176,6 +185,10 @@ def _fork(job: dict[str, object], rank: int) -> int:
             "MASTER_PORT": str(job["port"]),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
+        if others := int(str(job["other_gpus"])):
+            from tests.executor.gpu_forks import fork_gpus
+
+            fork_gpus(others)
         code = sys.modules[str(job["module"])].main(job["words"])
     except BaseException:
         import traceback

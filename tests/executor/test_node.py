@@ -126,7 +126,7 @@ def test_two_nodes_train_as_one_process(nodes: Nodes, plan: TrainingPlan) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
-@pytest.mark.parametrize("how", ["rank", "node"])
+@pytest.mark.parametrize("how", [pytest.param("rank", marks=pytest.mark.slow), "node"])
 def test_all_end_with_a_lost_one(how: str, nodes: Nodes) -> None:
     """A rank that is killed, or a node's command: nothing is left, and all know why."""
     nodes.more = ("--steps", "100000")

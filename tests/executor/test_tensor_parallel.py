@@ -226,7 +226,8 @@ def test_a_lost_gpu_ends_the_run(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan, path)
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(run_plan, path, plan.cluster.network.ids, "--steps", "100000")
+        options = ("--steps", "100000")
+        run = pool.submit(run_plan, path, plan.cluster.network.ids, *options, gpu_forks=False)
         deadline = time.monotonic() + LIMIT_S
         while len(found := followers(path)) < 2 or not all(map(has_begun, found)):
             assert time.monotonic() < deadline and not run.done()

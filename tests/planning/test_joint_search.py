@@ -101,7 +101,7 @@ def test_never_slower_than_one_region_alone() -> None:
     assert result.objective <= alone.plan.step_s
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_never_slower_than_equal_stages(seed: int) -> None:
     """With the same effort as each fixed number of stages, in three regions."""
     cluster, work = regions([4, 2, 2], seed), model(6, 64)
@@ -124,7 +124,7 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_constraints_rarely_improve_the_search(seeds: int) -> None:
     """By over 2% in at most one of twenty cases, with the same effort."""
     better = []
@@ -268,13 +268,13 @@ def test_hundreds_of_devices_within_a_counted_effort() -> None:
     """One round of the search gives a valid plan that uses most devices."""
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     big = network.replicate(
-        dict.fromkeys(network.ids, 64), intra_latency_s=0.001, intra_bandwidth_bytes_per_s=2.5e8
+        dict.fromkeys(network.ids, 32), intra_latency_s=0.001, intra_bandwidth_bytes_per_s=2.5e8
     )
     cluster = pl.Cluster(big, pl.Devices.of_gpu("A100"))
     result = planned(cluster, pl.Workload.preset("gpt3-1.3b"), 0.2)
     assert result.plan is not None and result.stop_reason == "effort limit"
-    assert len(result.plan.cluster) + len(result.plan.left_out) == 512
-    assert len(result.plan.cluster) > 256
+    assert len(result.plan.cluster) + len(result.plan.left_out) == 256
+    assert len(result.plan.cluster) > 128
     assert pl.check(result, cluster) == []
 
 
