@@ -20,7 +20,7 @@ from torch import Tensor
 from planner.executor.comm.p2p_schedule import Message
 from planner.executor.comm.time_scale import TimeScale
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime.stage_runtime import ModelFreeRuntime
+from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
@@ -34,7 +34,7 @@ MAX_LATE_S = 3e-4
 """Longest busy wait, to spare processors that others need."""
 
 
-class SimulatedCompute(ModelFreeRuntime):
+class SimulatedCompute(StageRuntime):
     """Sleeps for each operation as long as it takes in the plan."""
 
     def __init__(self, plan: TrainingPlan, rank: int, time_scale: TimeScale) -> None:

@@ -8,7 +8,8 @@ import os
 import tempfile
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,12 +46,22 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
 
 def write_bytes(path: str | Path, data: bytes, *, sync: bool = False) -> None:
     """Write bytes to a temporary file in the same folder, then rename it."""
+    with replacing(path, sync=sync) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: str | Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
+    """A temporary file in the same folder, renamed at the end; deleted after an exception."""
     # write the target of a link, and keep the link
     path = Path(os.path.realpath(path))
     _clean(path)
     try:
-        _replace(path, data, sync)
+        with _temporary(path, sync) as file:
+            yield file
     except OSError as error:
+        if error.errno is None:
+            raise
         # report the requested path instead of the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -65,12 +76,13 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes, sync: bool) -> None:
+@contextmanager
+def _temporary(path: Path, sync: bool) -> Iterator[IO[bytes]]:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             _hold(file)
-            file.write(data)
+            yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())

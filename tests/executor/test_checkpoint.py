@@ -292,7 +292,7 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("planner.executor.checkpoint.safetensors_io.os.fsync", full)
+    monkeypatch.setattr("planner.utils.atomic_write.os.fsync", full)
     assert write(tmp_path, [2]) == []
     assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
@@ -364,7 +364,7 @@ def test_a_checkpoint_that_is_given_up_is_not_written_on(
     monkeypatch.setattr("planner.executor.checkpoint.checkpoint.write_tensors", write_slowly)
     manager.after_step(7)
     assert begun.wait(60)
-    manager = manager.for_plan(PLAN, made)
+    manager.set_plan(PLAN, made)
     assert list((tmp_path / "step-000008").iterdir()) == []
     monkeypatch.undo()
     manager.after_step(7)

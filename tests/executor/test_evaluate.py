@@ -192,10 +192,8 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     from planner.executor.data.data_config import DataConfig
     from planner.executor.data.microbatches import make_microbatches
     from planner.executor.rendezvous.rank_group import RankGroup
-    from planner.executor.runtime.evaluate import evaluation_data
 
     plan = make_plan([[0]], workload=bytes_workload())
-    model_stage = ModelStage(plan, 0, torch.device("cpu"), OptimizerConfig())
     ranks = RankGroup(0, 1, torch.distributed.HashStore())
     (tmp_path / "short").write_text("x" * SEQUENCE)
     for name, message in (
@@ -207,7 +205,7 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     ):
         data = DataConfig(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
-            evaluation_data(plan, ranks, model_stage, data, every=1, batches=1, stop=1)
+            require_same_data(ranks, "--eval-data", make_microbatches(plan, data))
     short = make_microbatches(plan, DataConfig(tmp_path / "short"))
     with pytest.raises(ValueError, match="--data: there are 16 tokens"):
         require_same_data(ranks, "--data", short)

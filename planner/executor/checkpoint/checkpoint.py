@@ -91,42 +91,36 @@ class CheckpointManager:
         on_complete: Callable[[int], None],
         beside: bool = False,
     ) -> None:
-        self._folder, self._every, self._ranks = folder, every, ranks
-        self._model_stage = model_stage
-        self._settings = settings
+        self._folder, self._every, self._settings = folder, every, settings
+        self._on_complete, self._beside = on_complete, beside
+        self._start(plan, ranks, model_stage)
+
+    def _start(
+        self, plan: TrainingPlan, ranks: RankGroup, model_stage: CheckpointedState | None
+    ) -> None:
+        self._ranks, self._model_stage = ranks, model_stage
         self._index = {
             "version": VERSION,
             "plan": plan.content_hash,
             **description(plan),
-            "settings": settings,
+            "settings": self._settings,
         }
-        self._on_complete = on_complete
-        self._beside = beside
         self._unfinished: _Unfinished | None = None
         self._writer, self._given_up = ThreadPoolExecutor(1, "checkpoint"), threading.Event()
 
-    def for_plan(
+    def set_plan(
         self,
         plan: TrainingPlan,
         model_stage: CheckpointedState | None,
         ranks: RankGroup | None = None,
-    ) -> CheckpointManager:
-        """Create a manager for another plan, with the same folder and settings.
+    ) -> None:
+        """Continue with another plan.
 
         A checkpoint that is not complete is given up.
         """
         self._given_up.set()
         self._writer.shutdown()
-        return CheckpointManager(
-            self._folder,
-            self._every,
-            plan,
-            ranks or self._ranks,
-            model_stage,
-            settings=self._settings,
-            on_complete=self._on_complete,
-            beside=self._beside,
-        )
+        self._start(plan, ranks or self._ranks, model_stage)
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""
@@ -288,8 +282,8 @@ def resume(
         model_stage.load_state_dict(files.read_shard(ranks.rank, index))
     else:
         model_stage.load_state_dict(_read_resharded(files, index, plan, ranks.rank, model_stage))
-    if model_stage.data is not None:
-        _restore_position(model_stage.data, index["data"], files)
+    if isinstance(model_stage, ModelStage) and model_stage.data is not None:
+        _restore_position(model_stage, model_stage.data, index["data"], files)
     if not same_plan and ranks.rank == min(plan.stage_of):
         changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
@@ -343,7 +337,9 @@ def _latest_common(
     return chosen
 
 
-def _restore_position(data: Microbatches, saved: dict[str, Any], files: CheckpointFiles) -> None:
+def _restore_position(
+    model_stage: ModelStage, data: Microbatches, saved: dict[str, Any], files: CheckpointFiles
+) -> None:
     """Continue at the saved position in the data, which must be the same."""
     try:
         description, position = str(saved["says"]), [int(number) for number in saved["position"]]
@@ -354,7 +350,7 @@ def _restore_position(data: Microbatches, saved: dict[str, Any], files: Checkpoi
             f"{files.index}: was trained on {description}, this run has {data.description}; give "
             "the same --data, --tokenizer and --shuffle, with the release that wrote it"
         )
-    data.seek(position)
+    model_stage.seek(position)
 
 
 def require_checkpoint(folder: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.utils.atomic_write import sync_folder
+from planner.utils.atomic_write import replacing
 from planner.utils.input_files import parse_json
 from planner.utils.refusal import Refusal
 
@@ -40,7 +40,6 @@ METADATA = "__metadata__"
 """Key of the header that is not a tensor."""
 MAX_HEADER_BYTES = 100_000_000
 ALIGN = 8
-BLOCK_BYTES = 1 << 22
 
 
 class TensorFileError(Refusal):
@@ -84,31 +83,17 @@ def write_tensors(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGN)
     digest = hashlib.sha256()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            for part in (LENGTH.pack(len(text)), text):
-                file.write(part)
-                digest.update(part)
-            for tensor in tensors.values():
-                if cancelled is not None and cancelled.is_set():
-                    raise CancelledError
-                flat = tensor.detach().to("cpu").contiguous().view(-1)
-                data = flat.view(torch.uint8).numpy().data
-                file.write(data)
-                digest.update(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path, sync=True) as file:
+        for part in (LENGTH.pack(len(text)), text):
+            file.write(part)
+            digest.update(part)
+        for tensor in tensors.values():
+            if cancelled is not None and cancelled.is_set():
+                raise CancelledError
+            flat = tensor.detach().to("cpu").contiguous().view(-1)
+            data = flat.view(torch.uint8).numpy().data
+            file.write(data)
+            digest.update(data)
     return digest.hexdigest()
 
 
@@ -123,10 +108,8 @@ def read_tensors(
         By name, on the CPU.
     """
     try:
-        digest = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
             size = file.tell()
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None

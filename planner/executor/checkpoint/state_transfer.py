@@ -46,7 +46,7 @@ def transfer_state(
             state, data_position = _receive(connection)
             model_stage.load_joining_state(state)
             if model_stage.data is not None and data_position is not None:
-                model_stage.data.seek(data_position)
+                model_stage.seek(data_position)
             send_all(connection, memoryview(b"!"))
 
 

@@ -18,13 +18,7 @@ def require_same_data(ranks: RankGroup, option: str, own: Microbatches | None) -
         except DataError as error:
             raise DataError(f"{option}: {error}") from None
     description = "" if own is None else own.description
-    name = f"data{option}"
-    if ranks.joins_late:
-        # the other ranks have compared theirs before the first step
-        keys = [f"{name}/{rank}" for rank in range(ranks.world_size)]
-        descriptions = [value.decode() for value in ranks.store.multi_get(keys)]
-    else:
-        descriptions = ranks.all_gather(name, description, keep=True)
+    descriptions = ranks.all_gather(f"data{option}", description, keep=True)
     first = next((rank for rank, text in enumerate(descriptions) if text), 0)
     if own is not None and own.description != descriptions[first]:
         raise DataError(

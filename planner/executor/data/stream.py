@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.data.prefetch import Prefetcher
 from planner.executor.data.sources import START_OF_TEXT, DataError, Source
 
 
@@ -95,13 +95,19 @@ class Samples:
         self._position = position
         self._block_starts: dict[int, Position] = {}
         self._blocks.clear()
-        blocks = _blocks(self._source, position, self._sequence, self._buffer, self._seed)
-        self._prefetcher = Prefetcher(blocks)
+        self._next_blocks = _blocks(
+            self._source, position, self._sequence, self._buffer, self._seed
+        )
+        self._prefetcher = ThreadPoolExecutor(1, "prefetch")
+        self._next: Future[tuple[NDArray[np.int32], Position]] | None = None
 
     def _next_block(self) -> NDArray[np.int32]:
         """The next block."""
         block = self._position.block
-        rows, next_position = self._prefetcher.next_item()
+        # after an error, every call raises it
+        self._next = self._next or self._prefetcher.submit(next, self._next_blocks)
+        rows, next_position = self._next.result()
+        self._next = self._prefetcher.submit(next, self._next_blocks)
         # keep the start of a block as long as the block
         self._block_starts = {k: p for k, p in self._block_starts.items() if k in self._blocks}
         self._block_starts[block] = self._position

@@ -200,7 +200,7 @@ class ElasticRun:
         self._report_missed_step()
         self._progress.set_plan(self.plan, peak_flops(self.plan, self.ranks, self._device))
         if self._checkpoints is not None:
-            self._checkpoints = self._checkpoints.for_plan(self.plan, self._model_stage, self.ranks)
+            self._checkpoints.set_plan(self.plan, self._model_stage, self.ranks)
         committer = self._committer = StoreStepCommitter(
             self._membership, self.ranks, head_ranks(self.plan), steps - 1
         )
@@ -254,14 +254,11 @@ class ElasticRun:
     def _evaluation(self, generation: Generation, steps: int) -> Evaluation | None:
         if self._held_out is None:
             return None
-        assert self.worker is not None
         evaluate_again = generation.evaluated_steps < generation.step or (
             not generation.number and generation.step == steps
         )
         after = range(generation.step - evaluate_again, steps)
-        return Evaluation(
-            self.plan, self.ranks, self._model_stage, self.worker.comm_plan, self._held_out, after
-        )
+        return Evaluation(self.plan, self.ranks, self._model_stage, self._held_out, after)
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
         """Evaluate after a step, if an evaluation is due; the first rank reports the results."""

@@ -10,7 +10,6 @@ silence.
 from __future__ import annotations
 
 import math
-import selectors
 import signal
 import socket
 import threading
@@ -100,10 +99,8 @@ class FailureDetector(threading.Thread):
         self._stopped = False
         self._main_thread_exiting = False
         self._signal_reader, self._signal_writer = socket.socketpair()
-        for end in (self._signal_reader, self._signal_writer):
-            end.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._signal_reader, selectors.EVENT_READ)
+        self._signal_reader.settimeout(TICK_S)
+        self._signal_writer.setblocking(False)
 
     def start_watching(self, address: StoreAddress, *, serves: bool) -> None:
         """Start to watch the store and signals; call in the main thread."""
@@ -268,7 +265,7 @@ class FailureDetector(threading.Thread):
     def _poll(self) -> None:
         """Wait briefly for signals and heartbeats on connections."""
         # poll connections in turn: heartbeats of many would wake this thread too often
-        if self._selector.select(TICK_S):
+        with suppress(TimeoutError):
             self._record_signals(self._signal_reader.recv(64))
         with self._lock:
             connections = list(self._heartbeats)

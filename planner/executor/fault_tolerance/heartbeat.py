@@ -10,8 +10,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from torch.distributed import DistError
@@ -74,8 +74,7 @@ class Heartbeat(threading.Thread):
         self._own_key: str | None = None
         self._target: _Target | None = None
         self._abort_reason: str | None = None
-        self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
-        self._job: Callable[[Store], None] | None = None
+        self._jobs: deque[Callable[[Store], None]] = deque()
         self._polled_keys: Mapping[str, Callable[[str], None]] = {}
         # a random start tells the processes of a rank that is started again apart
         self._count, self._last_seen, self._silent_s = secrets.randbits(62), "", 0.0
@@ -96,7 +95,7 @@ class Heartbeat(threading.Thread):
 
     def run_later(self, job: Callable[[Store], None]) -> None:
         """Run a job with the store soon."""
-        self._jobs.put(job)
+        self._jobs.append(job)
         self._wakeup.set()
 
     def abort_run(self, reason: str) -> None:
@@ -172,15 +171,10 @@ class Heartbeat(threading.Thread):
             self._wakeup.clear()
 
     def _do_jobs(self) -> None:
-        while True:
-            if self._job is None:
-                try:
-                    self._job = self._jobs.get_nowait()
-                except Empty:
-                    return
+        while self._jobs:
             # remove it when done: the connection may close meanwhile
-            self._job(self._store)
-            self._job = None
+            self._jobs[0](self._store)
+            self._jobs.popleft()
 
 
 def heartbeats(store: Store, ranks: Sequence[int]) -> list[bytes]:

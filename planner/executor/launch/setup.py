@@ -29,6 +29,7 @@ from planner.executor.comm.device_collectives import (
 )
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
+from planner.executor.data.microbatches import make_microbatches
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import FAILED
 from planner.executor.launch.arguments import load_secret
@@ -41,7 +42,7 @@ from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.rendezvous.rendezvous import WAIT_S, heartbeat_timeout_s, rendezvous
 from planner.executor.runtime.aggregator import Aggregator
 from planner.executor.runtime.device_report import peak_flops
-from planner.executor.runtime.evaluate import EvaluationData, evaluation_data
+from planner.executor.runtime.evaluate import EvaluationData
 from planner.executor.runtime.memory import (
     SUM_BYTES,
     MemoryNeed,
@@ -58,7 +59,6 @@ from planner.executor.runtime.sharded_aggregator import ShardedAggregator
 from planner.executor.runtime.sharded_model_stage import ShardedModelStage
 from planner.executor.runtime.stage_module import LoadWeights, require_executable
 from planner.executor.runtime.stage_runtime import Simulation, StageRuntime
-from planner.executor.runtime.worker import Worker
 from planner.executor.swarm.microbatch_queue import QueuePipeline
 from planner.executor.swarm.stochastic_pipeline import StochasticPipeline, make_router
 from planner.executor.tensor_parallel.gpu_group import GpuGroup
@@ -216,26 +216,6 @@ class RunState:
         queue = self.ranks.store if self.config.own_pace else None
         return make_pipeline(plan, rank, runtime, queue=queue, speed=self.config.speed)
 
-    def make_worker(
-        self,
-        plan: TrainingPlan,
-        ranks: RankGroup,
-        pipeline: Pipeline,
-        previous: Worker | None = None,
-        segment: int = 0,
-    ) -> Worker:
-        """Create the worker of this rank."""
-        return Worker(
-            plan,
-            ranks,
-            self.runtime,
-            pipeline,
-            simulation=self.simulation,
-            previous=previous,
-            segment=segment,
-            collectives=self.collectives,
-        )
-
 
 def make_pipeline(
     plan: TrainingPlan,
@@ -289,15 +269,10 @@ def set_up(
         return state
     _prepare_model(state, plan, detector)
     if eval_data is not None:
-        state.held_out = evaluation_data(
-            plan,
-            ranks,
-            state.model_stage,
-            eval_data,
-            every=config.eval_every,
-            batches=config.eval_batches,
-            stop=config.steps,
-        )
+        reads = state.model_stage is not None and state.model_stage.data is not None
+        own = make_microbatches(plan, eval_data) if reads else None
+        require_same_data(ranks, "--eval-data", own)
+        state.held_out = EvaluationData(own, config.eval_every, config.eval_batches, config.steps)
     return state
 
 
@@ -405,13 +380,8 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 def _can_write_beside(state: RunState) -> bool:
     """Whether all ranks with a stage compute on GPUs, so that their hosts can write checkpoints
     beside; a collective call, except for a rank that joins late."""
-    ranks, name = state.ranks, "checkpoint/device_type"
-    if ranks.joins_late:
-        values = ranks.store.multi_get([f"{name}/{rank}" for rank in range(ranks.world_size)])
-        types = [value.decode() for value in values]
-    else:
-        own = "none" if state.model_stage is None else state.device.type
-        types = ranks.all_gather(name, own, keep=True)
+    own = "none" if state.model_stage is None else state.device.type
+    types = state.ranks.all_gather("checkpoint/device_type", own, keep=True)
     return set(types) <= {"cuda", "none"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     """Run all steps; a collective call."""
     config, ranks = state.config, state.ranks
     pipeline = state.make_pipeline(plan, ranks.rank, state.runtime)
-    worker = state.make_worker(plan, ranks, pipeline)
+    make_worker = partial(Worker, simulation=state.simulation, collectives=state.collectives)
+    worker = make_worker(plan, ranks, state.runtime, pipeline)
     rebalancing = _rebalancing(state, plan)
     segments: Iterable[RunSegment] = (RunSegment(plan, state.first_step, config.steps),)
     if rebalancing is not None:
@@ -47,7 +49,7 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     records: list[StepRecord] = []
     # connections of segments after the first that stay open beyond them
     segment_resources: list[ExitStack] = []
-    with _evaluation(state, plan, worker) or nullcontext() as evaluation:
+    with _evaluation(state, plan) or nullcontext() as evaluation:
         for number, segment in enumerate(segments):
             if segment.move is not None:
                 _move(state, segment)
@@ -56,7 +58,14 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
             if number:
                 segment_resources.append(ExitStack())
                 segment_ranks = replace(ranks, resources=segment_resources[-1])
-                worker = state.make_worker(segment.plan, segment_ranks, pipeline, worker, number)
+                worker = make_worker(
+                    segment.plan,
+                    segment_ranks,
+                    state.runtime,
+                    pipeline,
+                    previous=worker,
+                    segment=number,
+                )
                 close_older(segment_resources)
             segment_records = _run_segment(state, worker, segment, evaluation, rebalancing)
             records = [*records, *segment_records] if config.record else segment_records
@@ -68,15 +77,13 @@ def train(state: RunState, plan: TrainingPlan) -> TrainResult:
     return TrainResult(segment.plan, worker, records[-1] if records else None)
 
 
-def _evaluation(state: RunState, plan: TrainingPlan, worker: Worker) -> Evaluation | None:
+def _evaluation(state: RunState, plan: TrainingPlan) -> Evaluation | None:
     if state.held_out is None:
         return None
     steps = state.config.steps
     # without steps to do, evaluate once
     steps_left = range(min(state.first_step, steps - 1), steps)
-    return Evaluation(
-        plan, state.ranks, state.model_stage, worker.comm_plan, state.held_out, steps_left
-    )
+    return Evaluation(plan, state.ranks, state.model_stage, state.held_out, steps_left)
 
 
 def _rebalancing(state: RunState, plan: TrainingPlan) -> Rebalancing | None:
@@ -125,7 +132,7 @@ def _move(state: RunState, segment: RunSegment) -> None:
         state.runtime = state.model_stage = stage
     transfer_state(state.ranks, segment.source, segment.target, state.model_stage, segment.begin)
     if state.checkpoints is not None:
-        state.checkpoints = state.checkpoints.for_plan(segment.plan, state.model_stage)
+        state.checkpoints.set_plan(segment.plan, state.model_stage)
     if (flops := state.progress.flops) is not None:
         state.progress.set_plan(segment.plan, flops.peak_flops)
 

@@ -110,13 +110,17 @@ class RankGroup:
     def all_gather(self, name: str, text: str, *, keep: bool = False) -> list[str]:
         """All-gather of texts, in order of ranks; a collective call.
 
-        The keys are deleted by the next call, unless ``keep`` is true.
+        The keys are deleted by the next call, unless ``keep`` is true. Then a rank that joins late
+        reads what the others wrote before the first step.
         """
         previous_keys, own_key = list(self._used_keys), f"{name}/{self.rank}"
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        if self.joins_late and keep:
+            return [value.decode() for value in self.store.multi_get(keys)]
         if not keep:
             self._used_keys.append(own_key)
         self.store.set(own_key, text)
-        values = self._get([f"{name}/{rank}" for rank in range(self.world_size)])
+        values = self._get(keys)
         self._delete_used(previous_keys)
         return [value.decode() for value in values]
 

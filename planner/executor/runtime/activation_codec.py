@@ -11,7 +11,6 @@ from torch import Tensor
 
 from planner.executor.comm.codec import WireFormat, decode, encode, message_length
 from planner.executor.runtime.precision import TORCH_DTYPES
-from planner.training_plan.error import PlanError
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
@@ -67,17 +66,3 @@ class ActivationCodec:
     def _numel(self) -> int:
         samples, tokens, hidden = self.shape
         return samples * tokens * hidden
-
-
-def require_planned_sizes(workload: Workload) -> None:
-    """Refuse a plan whose message sizes differ from the executor's."""
-    arch, formats = workload.architecture, workload.precision
-    assert arch is not None
-    unencoded = float(arch.sequence * arch.hidden * formats.messages.bytes)
-    actual = unencoded * workload.boundary_codec.wire_ratio(formats.messages.bytes)
-    if workload.layers[0].output_bytes != actual:
-        raise PlanError(
-            f"workload.layers[0].output_bytes: the plan was priced for "
-            f"{workload.layers[0].output_bytes:g}, in its precision and with its boundary_codec "
-            f"the executor has {actual:g}; leave it at that and plan again"
-        )

@@ -11,18 +11,14 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from planner.executor.comm.comm_plan import CommPlan
 from planner.executor.comm.p2p import Receiver, Sender, expected_messages
 from planner.executor.comm.p2p_schedule import P2PSchedule
-from planner.executor.data.consistency import require_same_data
-from planner.executor.data.data_config import DataConfig
-from planner.executor.data.microbatches import Microbatches, make_microbatches
+from planner.executor.data.microbatches import Microbatches
 from planner.executor.rendezvous.connect import connections_to
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model_stage import ModelStage
@@ -84,24 +80,7 @@ class EvaluationData:
         return (step + 1) % self.every == 0 or step + 1 == self.stop
 
 
-def evaluation_data(
-    plan: TrainingPlan,
-    ranks: RankGroup,
-    model_stage: ModelStage | None,
-    data: DataConfig,
-    *,
-    every: int,
-    batches: int,
-    stop: int,
-) -> EvaluationData:
-    """Held-out text, verified to be equal on all ranks; a collective call."""
-    reads = model_stage is not None and model_stage.data is not None
-    own = make_microbatches(plan, data) if reads else None
-    require_same_data(ranks, "--eval-data", own)
-    return EvaluationData(own, every, batches, stop)
-
-
-class Evaluation:
+class Evaluation(ExitStack):
     """Evaluates a model during training; a context manager that holds connections."""
 
     def __init__(
@@ -109,17 +88,15 @@ class Evaluation:
         plan: TrainingPlan,
         ranks: RankGroup,
         model_stage: ModelStage | None,
-        comm_plan: CommPlan,
         held_out: EvaluationData,
         steps: range,
     ) -> None:
+        super().__init__()
         self._plan, self._ranks, self._model_stage = plan, ranks, model_stage
-        self._comm_plan = comm_plan
         self._held_out, self._batches = held_out, held_out.batches
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
         self._p2p_schedules = [P2PSchedule(s, ranks.rank, forward=True) for s in self._schedules]
         self._after = {step for step in steps if held_out.due(step)}
-        self._resources = ExitStack()
         self._step_index = 0
 
     def __enter__(self) -> Self:
@@ -127,8 +104,8 @@ class Evaluation:
         keys = duplex_keys(
             ChannelKind.PIPELINE, {d for p2p in self._p2p_schedules for d in p2p.peers}
         )
-        error_latch = self._resources.enter_context(self._ranks.error_latch())
-        opened = self._resources.enter_context(connections_to(self._ranks, keys, "evaluation"))
+        error_latch = self.enter_context(self._ranks.error_latch())
+        opened = self.enter_context(connections_to(self._ranks, keys, "evaluation"))
         channels = duplex_channels(opened, ChannelKind.PIPELINE, self._ranks.rank)
         if self._model_stage is not None:
             # all schedules in turn, each with all batches, at every evaluation
@@ -137,18 +114,12 @@ class Evaluation:
             self._receiver = Receiver(
                 channels.incoming, expected, self._model_stage.buffer, error_latch
             )
-            rates, backend = self._comm_plan.rates(), self._model_stage.backend
-            self._sender = Sender(channels.outgoing, error_latch, rates, backend=backend)
+            # nothing here asks what is in flight
+            rates = dict.fromkeys(channels.outgoing, math.inf)
+            self._sender = Sender(
+                channels.outgoing, error_latch, rates, backend=self._model_stage.backend
+            )
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close connections."""
-        self._resources.close()
 
     def after(self, step: int) -> list[EvaluationResult]:
         """Evaluate after a step if one is due; then a collective call."""

@@ -24,12 +24,13 @@ from planner.executor.runtime.outer_optimizer import (
 )
 from planner.executor.runtime.stage_module import LoadWeights, StageModule
 from planner.executor.runtime.stage_operations import StageOperations
+from planner.executor.runtime.stage_runtime import StageRuntime
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
 
-class ModelStage:
+class ModelStage(StageRuntime):
     """Trains one rank's part of the model: a `StageRuntime`; the module itself is `StageModule`.
 
     Parameters
@@ -178,9 +179,6 @@ class ModelStage:
         self.optimizer.step()
         self._after_update()
 
-    def receive_parameters(self) -> None:
-        """Do nothing: this device has updated all parameters."""
-
     def set_plan(self, plan: TrainingPlan, rank: int) -> None:
         """Continue with another plan of the same stage, after devices were lost or joined."""
         self._sample_shares.set_plan(plan, rank)
@@ -224,6 +222,11 @@ class ModelStage:
         """Loss of the head, summed over tokens, with no backward pass to follow."""
         with torch.no_grad():
             return self.module.run_loss(activations, targets)
+
+    def seek(self, position: list[int]) -> None:
+        """Continue from a position in the data."""
+        assert self.data is not None
+        self.data.seek(position)
 
     def host_state_dict(self) -> dict[str, Tensor]:
         """A copy of `state_dict` in host memory."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from planner.executor.runtime.activation_codec import require_planned_sizes
 from planner.executor.runtime.model import (
     EMBEDDING,
     PROJECTION,
@@ -39,16 +38,20 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             "averaging.tied: head and embedding share a matrix and are on two stages that do not "
             f"average it; plan again with {remedy}"
         )
-    require_planned_sizes(plan.workload)
+    w, formats = plan.workload, plan.workload.precision
+    message_bytes = float(arch.sequence * arch.hidden * formats.messages.bytes)
     sizes = {
+        "layers[0].output_bytes": (
+            w.layers[0].output_bytes,
+            message_bytes * w.boundary_codec.wire_ratio(formats.messages.bytes),
+        ),
         "gradient_bytes_per_parameter": (
-            plan.workload.gradient_bytes_per_parameter,
-            plan.workload.precision.gradients.bytes,
+            w.gradient_bytes_per_parameter,
+            formats.gradients.bytes,
         ),
         "state_bytes_per_parameter": (
-            plan.workload.state_bytes_per_parameter,
-            plan.workload.precision.state_bytes
-            + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
+            w.state_bytes_per_parameter,
+            formats.state_bytes + (w.outer_state_bytes if plan.sync.local_steps else 0.0),
         ),
     }
     for field, (planned, actual) in sizes.items():

@@ -28,22 +28,38 @@ class Operations(Protocol):
         """Issue F, H or B, and return its output."""
 
 
-class StageRuntime(Operations, Protocol):
-    """Compute of one rank: of a real model, or simulated."""
+class StageRuntime:
+    """Compute of one rank: of a real model, or simulated.
+
+    Without overrides: a vector to average, and neither a model nor an optimizer.
+
+    Attributes
+    ----------
+    backend
+        Backend of the device.
+    tied_numel
+        Number of leading values of `gradients` that are tied to another stage's.
+    """
+
+    backend: DeviceBackend = HOST
+    tied_numel: int = 0
+    _vector: Tensor
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Begin a step: zero the gradients, and drop what is left of the previous one."""
 
+    def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Issue F, H or B, and return its output."""
+        raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
+
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
+        raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
-    @property
+    @cached_property
     def gradients(self) -> GradientBuffer:
         """The step's gradients, averaged in place."""
-
-    @property
-    def tied_numel(self) -> int:
-        """Number of leading values of `gradients` that are tied to another stage's."""
+        return GradientBuffer(self._vector)
 
     def unscale(self) -> None:
         """Divide the step's gradients by the loss scale, if there is one."""
@@ -51,6 +67,7 @@ class StageRuntime(Operations, Protocol):
     @property
     def loss_scale(self) -> float | None:
         """The loss scale of the next step; None without loss scaling."""
+        return None
 
     def update(self, norm: float | None) -> None:
         """Take an optimizer step; with loss scaling, skip it unless the global norm is finite.
@@ -63,6 +80,7 @@ class StageRuntime(Operations, Protocol):
 
     def pseudo_gradient_microbatches(self) -> int:
         """Number of microbatches behind the pseudo-gradient of this device, or of its group."""
+        return 0
 
     def take_snapshot(self) -> None:
         """Snapshot the parameters: `pseudo_gradient` is the change since the last outer step."""
@@ -73,6 +91,7 @@ class StageRuntime(Operations, Protocol):
         From the last outer step to `take_snapshot`; only in local SGD. Calls before `outer_step`
         return the same.
         """
+        return self._vector
 
     def outer_step(self) -> None:
         """Apply the outer step with the averaged `pseudo_gradient`."""
@@ -80,6 +99,7 @@ class StageRuntime(Operations, Protocol):
     def loss(self) -> float | None:
         """Sum of the losses of the step's microbatches whose head ran here; None if there were
         none."""
+        return None
 
 
 class Simulation(Protocol):
@@ -94,40 +114,3 @@ class Simulation(Protocol):
 
     def make_barrier(self, plan: TrainingPlan, ranks: RankGroup) -> Callable[[str], None]:
         """Create a barrier after which all ranks start at the same time."""
-
-
-class ModelFreeRuntime:
-    """Base of stage runtimes without a model: a vector to average, and no optimizer."""
-
-    backend: DeviceBackend = HOST
-    loss_scale: float | None = None
-    _vector: Tensor
-
-    @cached_property
-    def gradients(self) -> GradientBuffer:
-        """The vector; its content is ignored."""
-        return GradientBuffer(self._vector)
-
-    def unscale(self) -> None:
-        """Do nothing: there is no loss scale."""
-
-    def receive_parameters(self) -> None:
-        """Do nothing: there are no parameters."""
-
-    def pseudo_gradient_microbatches(self) -> int:
-        """Return 0: microbatches are not counted."""
-        return 0
-
-    def take_snapshot(self) -> None:
-        """Do nothing: there are no parameters."""
-
-    def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
-        """Return the vector of `gradients`."""
-        return self._vector
-
-    def outer_step(self) -> None:
-        """Do nothing: in the plan an outer step takes no time."""
-
-    def loss(self) -> float | None:
-        """Return None: without a model there is no loss."""
-        return None

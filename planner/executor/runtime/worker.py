@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import NamedTuple
 
 from planner.executor.comm.averaging_connections import AveragingConnections
 from planner.executor.comm.comm_plan import CommPlan, owned_ranges
@@ -36,14 +35,6 @@ from planner.executor.transport.connections import (
     duplex_channels,
 )
 from planner.training_plan.model import TrainingPlan
-
-
-class _StepConnections(NamedTuple):
-    """Open connections of a sequence of steps, by purpose."""
-
-    pipeline: Sender
-    averaging: AveragingConnections
-    norm: dict[int, Connection]
 
 
 class Worker:
@@ -173,7 +164,7 @@ class Worker:
             resources.callback(self._outer.close)
             error_latch = resources.enter_context(self.ranks.error_latch())
             connections = self._connect(resources)
-            self._step_connections = self._start_connections(connections, schedule_ids, error_latch)
+            self._start_connections(connections, schedule_ids, error_latch)
             loss_sender = self._open_loss_channel(connections, numbers)
             record = StepRecord(numbers.start - 1, False, time.monotonic())
             if self._outer.resume(pending, record):
@@ -214,12 +205,12 @@ class Worker:
 
     def _start_connections(
         self, connections: Connections, schedule_ids: Sequence[int], error_latch: ErrorLatch
-    ) -> _StepConnections:
+    ) -> None:
         """Start the threads that send and receive."""
         if self._committer is not None:
             self._committer.abort_on(error_latch)
         channels = self._channels[ChannelKind.PIPELINE]
-        sender = Sender(
+        self._sender = Sender(
             channels.outgoing,
             error_latch,
             self.comm_plan.rates(),
@@ -227,18 +218,17 @@ class Worker:
             self._runtime.backend,
         )
         self._pipeline.open(
-            PipelineConnections(channels.incoming, sender, error_latch), schedule_ids
+            PipelineConnections(channels.incoming, self._sender, error_latch), schedule_ids
         )
-        averaging = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
-        self._outer.set_connections(averaging, sender)
-        norm = _connections_of_kind(connections, ChannelKind.NORM)
-        return _StepConnections(sender, averaging, norm)
+        self._averaging = AveragingConnections(self._channels[ChannelKind.AVERAGING], error_latch)
+        self._outer.set_connections(self._averaging, self._sender)
+        self._norm = _connections_of_kind(connections, ChannelKind.NORM)
 
     def _finish_connections(self, error_latch: ErrorLatch) -> None:
         """Wait until all messages have been sent and received."""
         self._pipeline.finish()
-        self._step_connections.pipeline.finish()
-        self._step_connections.averaging.finish()
+        self._sender.finish()
+        self._averaging.finish()
         error_latch.check()
         if self.losses is not None:
             self.losses.wait()
@@ -279,7 +269,7 @@ class Worker:
 
         def on_operation_end(end_s: float) -> None:
             if ready_hint is not None:
-                ready_hint.operation_ended(end_s, self._step_connections.averaging.notify_ready)
+                ready_hint.operation_ended(end_s, self._averaging.notify_ready)
 
         if ready_hint is not None:
             ready_hint.begin(schedule_id)
@@ -329,7 +319,7 @@ class Worker:
             return
         if self._simulated:
             # simulated compute has no gradients, only messages
-            norm.clip_grad_norm_([], self._step_connections.norm)
+            norm.clip_grad_norm_([], self._norm)
             return
         gradients, tied = self._runtime.gradients, self._runtime.tied_numel
         owned = None
@@ -348,7 +338,7 @@ class Worker:
         elif self.rank not in self.plan.assignment.groups[0]:
             # tied parameters are counted on the first stage
             counted = [vector[tied:]]
-        record.gradient_norm = norm.clip_grad_norm_(parts, self._step_connections.norm, counted)
+        record.gradient_norm = norm.clip_grad_norm_(parts, self._norm, counted)
 
     def _local_step(self, record: StepRecord) -> None:
         """The local update and, where due, averaging and outer step.
@@ -383,8 +373,8 @@ class Worker:
             begin_s = time.monotonic()
             end_s = averager.run(
                 buffer,
-                self._step_connections.averaging,
-                self._step_connections.pipeline,
+                self._averaging,
+                self._sender,
                 notified,
                 collectives,
                 part,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,8 @@ GRACE_S = 2.0
 """Wait of the thread that watches a worker's processes before it ends the rank: if the rank fails
 for the same reason, that says more."""
 TOKENS = 1
+COMMAND_BYTES = 256
+"""Length of a command's message: a method's name and its arguments in JSON."""
 """Dimension of tokens in activations ``[samples, tokens, hidden]``."""
 
 
@@ -92,15 +95,18 @@ class GpuGroup:
             time.sleep(2 * GRACE_S)
             raise
 
-    def send_command(self, numbers: Sequence[int]) -> None:
+    def send_command(self, *command: Any) -> None:
         """Send a command from the leader to the other GPUs."""
-        self._wait(self._host.broadcast, torch.tensor(numbers, dtype=torch.int64), 0)
+        message = bytearray(json.dumps(command).encode().ljust(COMMAND_BYTES))
+        assert len(message) == COMMAND_BYTES, command
+        self._wait(self._host.broadcast, torch.frombuffer(message, dtype=torch.uint8), 0)
 
-    def receive_command(self, length: int) -> list[int]:
+    def receive_command(self) -> list[Any]:
         """Receive a command of the leader."""
-        numbers = torch.zeros(length, dtype=torch.int64)
-        self._wait(self._host.broadcast, numbers, 0)
-        return numbers.tolist()
+        message = torch.zeros(COMMAND_BYTES, dtype=torch.uint8)
+        self._wait(self._host.broadcast, message, 0)
+        command: list[Any] = json.loads(message.numpy().tobytes())
+        return command
 
     def barrier(self) -> None:
         """Wait until all GPUs have called this."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from planner.executor.comm.gradient_buffer import GradientBuffer
 from planner.executor.data.data_config import DataConfig
-from planner.executor.data.microbatches import Microbatches
 from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.optimizer import OptimizerConfig
@@ -31,32 +29,11 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.shares import Range
 
-KINDS = "FHB"
 PARAMETER = "parameter"
 OWNED = "owned parameter"
 FIELDS = (PARAMETER, *MOMENTS, outer.PARAMETER, outer.MOMENTUM, OWNED)
 """State of a parameter: itself, AdamW's moments, of the outer optimizer, and in fp32 where only a
 share of the optimizer state is held."""
-COMMAND_LENGTH = 4
-
-
-class Command(enum.IntEnum):
-    """What the leader asks the other GPUs to do; its own part it does after sending."""
-
-    BEGIN = 0
-    RUN = 1
-    COLLECT = 2
-    UPDATE = 3
-    WRITE_STATE = 4
-    READ_STATE = 5
-    SEEK = 6
-    MEASURE = 7
-    EVALUATE_STAGE = 8
-    EVALUATE_LOSS = 9
-    TAKE_SNAPSHOT = 10
-    PSEUDO_GRADIENT = 11
-    OUTER_STEP = 12
-    STOP = 13
 
 
 class GpuStage(ModelStage):
@@ -110,7 +87,7 @@ class GpuStage(ModelStage):
         is_last, sends_to_head = stage == stages - 1, plan.head_stage < stages - 1
         self._sends = {"F": not is_last or sends_to_head, "B": stage > 0, "H": sends_to_head}
 
-    def begin_part(self, step: int, scale_exponent: int, *, counts_memory: bool = True) -> None:
+    def begin_part(self, step: int, scale_exponent: int, counts_memory: bool) -> None:
         """Start of a step, with a loss scale of a power of two."""
         self._step = step
         if self._scaler is not None:
@@ -118,14 +95,18 @@ class GpuStage(ModelStage):
         self.module.gradients.zero_()
         self.operations.begin(step, counts_memory=counts_memory)
 
-    def run_part(self, kind: str, microbatch: int, whole_input: Tensor | None) -> Tensor | None:
+    def run_part(
+        self, kind: str, microbatch: int, has_input: bool, whole_input: Tensor | None = None
+    ) -> Tensor | None:
         """Run an operation on this GPU's tokens; returns all tokens' output if it is sent.
 
         Parameters
         ----------
         whole_input
-            Activations or gradient of all tokens, whose values the leader has; None without.
+            Activations or gradient of all tokens; only on the leader.
         """
+        if has_input and whole_input is None:
+            whole_input = self.new_input()
         part = None if whole_input is None else self.group.broadcast_tokens(whole_input)
         del whole_input
         output = self.operations.run_decoded(kind, microbatch, part)
@@ -143,18 +124,23 @@ class GpuStage(ModelStage):
         shape = self.operations.activation_codec.shape[:2]
         return torch.empty(shape, dtype=torch.int64, device=self.device)
 
-    def evaluate_stage_part(self, whole_input: Tensor) -> Tensor:
+    def evaluate_stage_part(self, whole_input: Tensor | None = None) -> Tensor:
         """All activations after the stage, from the leader's tokens or activations."""
         is_first = self.module.stage.stem is not None
+        if whole_input is None:
+            whole_input = self.new_tokens() if is_first else self.new_input()
         receive = self.group.broadcast if is_first else self.group.broadcast_tokens
         with torch.no_grad():
             return self.group.gather_tokens(self.module.run_stage(receive(whole_input)))
 
-    def evaluate_loss_part(self, whole_input: Tensor, targets: Tensor) -> Tensor:
+    def evaluate_loss_part(
+        self, whole_input: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor:
         """Loss of all tokens, from the leader's activations and targets."""
-        part = self.group.broadcast_tokens(whole_input)
+        part = self.group.broadcast_tokens(self.new_input() if whole_input is None else whole_input)
         with torch.no_grad():
-            return self.module.run_loss(part, self.group.broadcast(targets))
+            targets = self.group.broadcast(self.new_tokens() if targets is None else targets)
+            return self.module.run_loss(part, targets)
 
     def collect_gradients(self) -> None:
         """Write gradients into the exchanged vector."""
@@ -170,7 +156,7 @@ class GpuStage(ModelStage):
         # before anything else is written there
         self.group.barrier()
 
-    def update_part(self, scale: float, *, averaged: bool) -> None:
+    def update_part(self, scale: float, averaged: bool) -> None:
         """Take an optimizer step, with averaged gradients or the device's own, times a factor."""
         if averaged:
             self.spread_gradients()
@@ -254,40 +240,9 @@ class GpuStage(ModelStage):
 
 def follow(stage: GpuStage) -> None:
     """Carry out the leader's commands until it stops."""
-    while True:
-        code, first, second, third = stage.group.receive_command(COMMAND_LENGTH)
-        command = Command(code)
-        if command is Command.BEGIN:
-            stage.begin_part(first, second, counts_memory=bool(third))
-        elif command is Command.RUN:
-            stage.run_part(KINDS[first], second, stage.new_input() if third else None)
-        elif command is Command.COLLECT:
-            stage.collect_gradients()
-        elif command is Command.UPDATE:
-            stage.update_part(_float(second), averaged=bool(first))
-        elif command is Command.WRITE_STATE:
-            stage.write_state(FIELDS[first])
-        elif command is Command.READ_STATE:
-            stage.read_state(FIELDS[first], second)
-        elif command is Command.SEEK:
-            position = stage.group.receive_command(first)
-            assert stage.data is not None
-            stage.data.seek(position)
-        elif command is Command.TAKE_SNAPSHOT:
-            stage.take_snapshot_part()
-        elif command is Command.PSEUDO_GRADIENT:
-            stage.write_pseudo_gradient(_float(first))
-        elif command is Command.OUTER_STEP:
-            stage.outer_step_part()
-        elif command is Command.MEASURE:
-            stage.sum_held_bytes()
-        elif command is Command.EVALUATE_STAGE:
-            is_first = stage.module.stage.stem is not None
-            stage.evaluate_stage_part(stage.new_tokens() if is_first else stage.new_input())
-        elif command is Command.EVALUATE_LOSS:
-            stage.evaluate_loss_part(stage.new_input(), stage.new_tokens())
-        else:
-            return
+    while command := stage.group.receive_command():
+        name, *arguments = command
+        getattr(stage, name)(*arguments)
 
 
 class WorkerGradients(GradientBuffer):
@@ -323,28 +278,6 @@ class WorkerGradients(GradientBuffer):
         self._is_on_host = False
 
 
-class _LeaderData:
-    """Training data of the leader, whose position the other GPUs follow."""
-
-    def __init__(self, data: Microbatches, group: GpuGroup) -> None:
-        self._data, self._group = data, group
-        self.description = data.description
-
-    def tokens(self, step: int, microbatch: int) -> Tensor:
-        """Tokens of one microbatch."""
-        return self._data.tokens(step, microbatch)
-
-    def position(self, step: int) -> list[int]:
-        """Position in the data required for a step and those after it."""
-        return self._data.position(step)
-
-    def seek(self, position: list[int]) -> None:
-        """Continue from a `position`, on all GPUs."""
-        self._data.seek(position)
-        self._group.send_command([Command.SEEK, len(position), 0, 0])
-        self._group.send_command(position)
-
-
 class LeaderStage(GpuStage):
     """The stage of a device with several GPUs, as its rank runs it: a `StageRuntime`.
 
@@ -368,14 +301,12 @@ class LeaderStage(GpuStage):
         super().__init__(
             *(plan, rank, device, optimizer_config, data, group, exchange_file), compiled=compiled
         )
-        if self.data is not None:
-            self.data = _LeaderData(self.data, group)
         if load_weights is not None:
             layers = plan.stage_layers[plan.stage_of[rank]]
             load_weights(require_executable(plan), *layers, self._whole)
             self._spread_loaded()
         self._worker_gradients = WorkerGradients(
-            self.module.gradients, self.exchanged, self._collect
+            self.module.gradients, self.exchanged, partial(self._all, "collect_gradients")
         )
         self.gradients = self._worker_gradients
         # the next steps exchange other vectors while it is averaged
@@ -386,16 +317,19 @@ class LeaderStage(GpuStage):
     @property
     def held_bytes(self) -> int:
         """Bytes that all GPUs of the worker hold, with the vector through which they exchange."""
-        self._send(Command.MEASURE)
         separate = self._mean is not self.exchanged
-        return self.sum_held_bytes() + (self._mean.nbytes if separate else 0)
+        return int(self._all("sum_held_bytes")) + (self._mean.nbytes if separate else 0)
 
     def begin(self, step: int, schedule: Schedule, *, counts_memory: bool = True) -> None:
         """Start of a step."""
         exponent = 0 if self._scaler is None else round(math.log2(self._scaler.scale))
-        self._send(Command.BEGIN, step, exponent, counts_memory)
         self._worker_gradients.left_host()
-        self.begin_part(step, exponent, counts_memory=counts_memory)
+        self._all("begin_part", step, exponent, counts_memory)
+
+    def seek(self, position: list[int]) -> None:
+        """Continue from a position in the data, on all GPUs."""
+        self.group.send_command("seek", position)
+        super().seek(position)
 
     def write_own_gradients(self) -> None:
         """Write this GPU's gradients into the exchanged vector, as all do at the same time."""
@@ -404,11 +338,12 @@ class LeaderStage(GpuStage):
     def run_op(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Run F, H or B on all GPUs; returns the message of all tokens."""
         operations = self.operations
-        self._send(Command.RUN, KINDS.index(kind), microbatch, received is not None)
+        self.group.send_command("run_part", kind, microbatch, received is not None)
         # no reference to the input of all tokens stays here
         output = self.run_part(
             kind,
             microbatch,
+            received is not None,
             None if received is None else operations.decode_message(kind, received),
         )
         if output is None:
@@ -421,21 +356,19 @@ class LeaderStage(GpuStage):
             self._worker_gradients.current.mul_(1 / self._scaler.scale)
 
     def _apply_gradients(self, scale: float | None) -> None:
-        averaged, factor = self._worker_gradients.is_on_host, 1.0 if scale is None else scale
-        self._send(Command.UPDATE, averaged, _bits(factor))
-        self.update_part(factor, averaged=averaged)
+        averaged = self._worker_gradients.is_on_host
+        self._all("update_part", 1.0 if scale is None else scale, averaged)
         self._worker_gradients.left_host()
 
     def take_snapshot(self) -> None:
         """Take a snapshot for the pseudo-gradient, on all GPUs."""
-        self._snapshot_all()
+        self._all("take_snapshot_part")
         self._sample_shares.take_snapshot()
 
     def pseudo_gradient(self, microbatches: int | None = None) -> Tensor:
         """Weighted pseudo-gradient of the whole stage."""
         weight = self._sample_shares.pseudo_gradient_weight(self._step, microbatches)
-        self._send(Command.PSEUDO_GRADIENT, _bits(weight))
-        self.write_pseudo_gradient(weight)
+        self._all("write_pseudo_gradient", weight)
         if self._mean is not self.exchanged:
             self._mean.copy_(self.exchanged)
         self._outer_step_pending = True
@@ -445,19 +378,18 @@ class LeaderStage(GpuStage):
         """Apply the outer step with the mean pseudo-gradient, on all GPUs."""
         if self._mean is not self.exchanged:
             self.exchanged.copy_(self._mean)
-        self._send(Command.OUTER_STEP)
-        self.outer_step_part()
+        self._all("outer_step_part")
         self._sample_shares.commit_outer_step()
         self._outer_step_pending = False
 
     def evaluate_stage(self, inputs: Tensor) -> Tensor:
         """Activations after the stage."""
-        self._send(Command.EVALUATE_STAGE)
+        self.group.send_command("evaluate_stage_part")
         return self.evaluate_stage_part(inputs)
 
     def evaluate_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
         """Loss, summed over tokens."""
-        self._send(Command.EVALUATE_LOSS)
+        self.group.send_command("evaluate_loss_part")
         return self.evaluate_loss_part(activations, targets)
 
     def global_parameters(self) -> Mapping[str, Tensor]:
@@ -501,7 +433,7 @@ class LeaderStage(GpuStage):
         if self.outer is None:
             return
         # with a pending outer step, nothing was done since the snapshot
-        self._snapshot_all()
+        self._all("take_snapshot_part")
         self._outer_step_pending = any(name.startswith(outer.MEAN) for name in state_dict)
         if self._outer_step_pending:
             for name, part in self._named_mean().items():
@@ -509,18 +441,14 @@ class LeaderStage(GpuStage):
 
     def stop(self) -> None:
         """End the processes of the other GPUs."""
-        self._send(Command.STOP)
+        self.group.send_command()
 
     def _spread_loaded(self) -> None:
         """Let all GPUs begin with the weights in the exchanged vector."""
         self._spread(PARAMETER)
         if self.outer is not None:
             self._spread(outer.PARAMETER)
-            self._snapshot_all()
-
-    def _snapshot_all(self) -> None:
-        self._send(Command.TAKE_SNAPSHOT)
-        self.take_snapshot_part()
+            self._all("take_snapshot_part")
 
     def _named_mean(self) -> dict[str, Tensor]:
         """Views of the mean pseudo-gradient, by name."""
@@ -530,21 +458,16 @@ class LeaderStage(GpuStage):
 
     def _gather(self, field: str) -> None:
         """Let all GPUs write a field of the state into the exchanged vector."""
-        self._send(Command.WRITE_STATE, FIELDS.index(field))
-        self.write_state(field)
+        self._all("write_state", field)
 
     def _spread(self, field: str, optimizer_steps: int = 0) -> None:
         """Let all GPUs read a field of the state from the exchanged vector."""
-        self._send(Command.READ_STATE, FIELDS.index(field), optimizer_steps)
-        self.read_state(field, optimizer_steps)
+        self._all("read_state", field, optimizer_steps)
 
-    def _collect(self) -> None:
-        self._send(Command.COLLECT)
-        self.collect_gradients()
-
-    def _send(self, command: Command, *numbers: int) -> None:
-        padding = [0] * (COMMAND_LENGTH - 1 - len(numbers))
-        self.group.send_command([int(command), *(int(n) for n in numbers), *padding])
+    def _all(self, name: str, *arguments: Any) -> Any:
+        """Call a method on all GPUs."""
+        self.group.send_command(name, *arguments)
+        return getattr(self, name)(*arguments)
 
 
 def _key(field: str, name: str) -> str:
@@ -552,14 +475,3 @@ def _key(field: str, name: str) -> str:
     if field in MOMENTS:
         return f"optimizer/{field}/{name}"
     return f"{PARAMETER}/{name}" if field == PARAMETER else field + name
-
-
-def _bits(value: float) -> int:
-    """A number as a command carries it."""
-    return int.from_bytes(struct.pack("<d", value), "little", signed=True)
-
-
-def _float(bits: int) -> float:
-    """Inverse of `_bits`."""
-    number: float = struct.unpack("<d", bits.to_bytes(8, "little", signed=True))[0]
-    return number

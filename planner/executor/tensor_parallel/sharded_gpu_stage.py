@@ -19,7 +19,6 @@ from planner.executor.runtime.sharded_model_stage import OptimizerShard, Sharded
 from planner.executor.tensor_parallel.gpu_stage import (
     OWNED,
     PARAMETER,
-    Command,
     GpuStage,
     LeaderStage,
 )
@@ -41,7 +40,7 @@ class ShardedGpuStage(ShardedModelStage, GpuStage):
         self.group.barrier()
         return self.shard.optimizer
 
-    def update_part(self, scale: float, *, averaged: bool) -> None:
+    def update_part(self, scale: float, averaged: bool) -> None:
         """Update this GPU's part of the share with the reduced gradients."""
         self.optimizer_config.set_lr(self.optimizer, self._step)
         # this GPU's gradients have been collected
@@ -69,8 +68,7 @@ class ShardedLeaderStage(ShardedGpuStage, LeaderStage):
 
     def _apply_gradients(self, scale: float | None) -> None:
         self._worker_gradients.to_host()
-        self._send(Command.UPDATE, True)
-        self.update_part(1.0, averaged=True)
+        self._all("update_part", 1.0, True)
 
     def write_parameters(self) -> None:
         """Write the worker's share of the fp32 parameters into `gradients`."""
