@@ -12,8 +12,7 @@ from planner.lp.model_file import labels
 from planner.network.cluster import member_limits
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_estimate import IN_FLIGHT
-from planner.planning.joint.layout_flow import UNLIMITED, flow_of
+from planner.planning.joint.layout_flow import IN_FLIGHT, UNLIMITED, flow_of
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import split_costs

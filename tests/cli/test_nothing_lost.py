@@ -20,7 +20,7 @@ from planner.checker.dispatch import check
 from planner.cli import partial_output
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
-from planner.planning.joint.joint_search import _Search
+from planner.planning.joint.joint_search import JointSearch
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, SearchRun
@@ -213,7 +213,7 @@ def test_signals_before_the_first_evaluation(
 ) -> None:
     """The first ends the layout search, the second arrives during the first evaluation."""
     calls: list[int] = []
-    search, price = LayoutSearch.annealed, _Search._evaluate_fallback
+    search, price = LayoutSearch.annealed, JointSearch._evaluate_fallback
 
     def anneal(self: LayoutSearch, *given: Any) -> Any:
         found = search(self, *given)
@@ -222,12 +222,12 @@ def test_signals_before_the_first_evaluation(
             os.kill(os.getpid(), signal.SIGINT)
         return found
 
-    def anything(self: _Search) -> None:
+    def anything(self: JointSearch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         price(self)
 
     monkeypatch.setattr(LayoutSearch, "annealed", anneal)
-    monkeypatch.setattr(_Search, "_evaluate_fallback", anything)
+    monkeypatch.setattr(JointSearch, "_evaluate_fallback", anything)
     path = tmp_path / "plan.json"
     assert main([*LONG, "--out", str(path)]) == 130
     assert len(calls) == 3 and check(load_plan(path)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,35 @@ def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
         for does, room in zip((False, True), found, strict=True):
             costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
             assert room == min(costs.room(float(classes.memory_bytes[0])), 16)
+
+
+def test_mixing_of_the_flow() -> None:
+    """None if regions keep to themselves; half if one sends to two in equal parts."""
+    search = LayoutSearch(DeviceClasses.of(regions([2, 2])), model())
+    for counts, mixing in (
+        ([[2, 0], [2, 0]], 0.0),
+        ([[1, 1], [1, 1]], 0.0),
+        ([[2, 0], [1, 1]], 0.5),
+    ):
+        # links do not limit
+        search.class_arrays.pair_bandwidth[:] = 1e12
+        search.scored(Layout.of(counts, [0, 2, 4], [False] * 2))
+        assert search._scratch.mixing[0] == pytest.approx(mixing)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_recomputation_is_chosen_where_it_costs_nothing(seed: int) -> None:
+    """Where links limit and memory is short, as if all stages recomputed."""
+    rng = np.random.default_rng(seed)
+    cluster = regions([2, 2, 2], seed, memory_bytes=rng.uniform(3e7, 6e7))
+    classes = DeviceClasses.of(cluster.replace(devices=replace(cluster.devices, flops=1e18)))
+    layout = Layout.of([[2, 0, 0], [0, 2, 0], [0, 0, 2]], [0, 1, 2, 4], [False] * 3)
+    free, kept, repeated = (
+        LayoutSearch(classes, model(), constraints=Constraints(recompute=recompute)).scored(layout)
+        for recompute in (None, (), "all")
+    )
+    assert free.value <= repeated.value * (1 + 1e-9)
+    assert free.value <= kept.value * (1 + 1e-9)
 
 
 def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:

@@ -16,8 +16,7 @@ from planner.planning.joint.device_classes import DeviceClasses, Floats
 from planner.planning.joint.device_flow import PairSpread, device_flow
 from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_estimate import IN_FLIGHT
-from planner.planning.joint.layout_flow import FlowNodes, flow_of, in_flight_limit
+from planner.planning.joint.layout_flow import IN_FLIGHT, FlowNodes, flow_of, in_flight_limit
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, memory_room, sent_bytes
 from planner.planning.straight.schedules import eager_run

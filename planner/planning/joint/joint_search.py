@@ -27,8 +27,7 @@ from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout
-from planner.planning.joint.layout_estimate import IN_FLIGHT
-from planner.planning.joint.layout_flow import pipeline_s
+from planner.planning.joint.layout_flow import IN_FLIGHT, pipeline_s
 from planner.planning.joint.layout_search import SEEDS, Constraints, InitialLayout, LayoutSearch
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
@@ -112,7 +111,7 @@ def search_jointly(
     workers: Workers = 1,
 ) -> Result[TrainingPlan]:
     """The best plan found; every decision that the request leaves open is searched."""
-    search = _Search(problem, stop, bound, baselines, workers)
+    search = JointSearch(problem, stop, bound, baselines, workers)
     result = search.result()
     if result.plan is None or search.run.reason not in (None, EFFORT_LIMIT, ITERATION_LIMIT):
         return result
@@ -124,7 +123,7 @@ def search_jointly(
     larger = replace(problem, workload=workload)
     portion = stop.portion(LARGER_MICROBATCHES_SHARE)
     with search.run.interruptible():
-        larger_result = _Search(larger, portion, bound, baselines, workers).result()
+        larger_result = JointSearch(larger, portion, bound, baselines, workers).result()
         return min(result, larger_result, key=objective_or_inf)
     # interrupted before the second search had a result
     return replace(result, stop_reason=search.run.reason or INTERRUPTED)
@@ -157,7 +156,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
     )
 
 
-class _Search:
+class JointSearch:
     """Search rounds: which layouts become candidates, and which candidates are evaluated."""
 
     def __init__(

@@ -138,6 +138,9 @@ class LayoutScratch(NamedTuple):
     delay_s, compute_s, period_s, in_flight_room, messages_usd
         ``float[S]``: per stage, seconds to the next stage and back, seconds of computation, period
         of the stage alone, microbatches that fit, and dollars of a microbatch's messages.
+    mixing
+        ``float[S]``: mixing of the flow to the next stage. 0 if each class of devices exchanges
+        messages with one other alone, towards 1 the more it splits.
     site_bytes
         ``float[S, K]``: bytes over each site's line for one microbatch.
     averaged_bytes, site_devices, sites_inside
@@ -159,6 +162,7 @@ class LayoutScratch(NamedTuple):
     delay_s: Floats
     compute_s: Floats
     period_s: Floats
+    mixing: Floats
     in_flight_room: Floats
     messages_usd: Floats
     site_bytes: Floats2
@@ -183,6 +187,7 @@ class LayoutScratch(NamedTuple):
             delay_s=np.zeros(per_stage),
             compute_s=np.zeros(per_stage),
             period_s=np.zeros(per_stage),
+            mixing=np.zeros(per_stage),
             in_flight_room=np.zeros(per_stage),
             messages_usd=np.zeros(per_stage),
             site_bytes=np.zeros((max_stages, num_sites)),

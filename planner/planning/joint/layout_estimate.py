@@ -22,14 +22,11 @@ from planner.planning.joint.layout_averaging import averaging_s, two_frequency_s
 from planner.search.arrays import Ints
 from planner.search.compiled import entry, kernel
 
-IN_FLIGHT = 2.0
-"""Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
-law). In the simulator they queue; below about 2, pipelines run dry. See
+MIN_IN_FLIGHT, IN_FLIGHT_IF_MIXED = 1.25, 0.75
+"""Microbatches that a stage needs in flight beyond itself, as a multiple of rate times round-trip
+time (Little's law): the first, and the second times the mixing of the flow after it. With fewer,
+the stage slows down in proportion. Fitted to the simulator; see
 docs/explanation/joint-search.md."""
-SHORT_IN_FLIGHT = 1.5
-"""Least such multiple where memory allows no more; the stage then slows down in proportion."""
-RECOMPUTE_FACTOR = 4.0 / 3.0
-"""Period of a stage that recomputes, relative to one that does not."""
 MAX_PERIOD_RISES = 12
 """Maximum increases of the period until a boundary carries the flow of its stages."""
 MIN_PERIOD_RISE, PERIOD_RISE = 0.02, 0.7
@@ -85,7 +82,7 @@ def in_flight_room(
 def _stage_period(
     model: ModelArrays, classes: ClassArrays, state: LayoutState, scratch: LayoutScratch, j: int
 ) -> float:
-    """Period of stage j alone, infinite if it does not fit; sets share, compute_s and room."""
+    """Period of stage j alone, infinite if it does not fit; sets `scratch`."""
     last = j == state.stages[0] - 1
     a, b = state.cuts[j], state.cuts[j + 1]
     forward = model.flops[b] - model.flops[a]
@@ -190,7 +187,7 @@ def _boundary_period(
     num_pairs = _pairs_in_use(source_counts, target_counts, classes, scratch)
     unrouted, sites = 1.0, len(classes.site_bandwidth)
     for _ in range(MAX_PERIOD_RISES):
-        unrouted, delay, usd = 1.0, 0.0, 0.0
+        unrouted, delay, usd, unmixed = 1.0, 0.0, 0.0, 0.0
         for s in range(sites):
             scratch.site_bytes[j, s] = 0.0
         for c in range(num_classes):
@@ -211,6 +208,7 @@ def _boundary_period(
             scratch.unrouted[0, c] -= share
             scratch.unrouted[1, d] -= share
             unrouted -= share
+            unmixed += share**2 / max(scratch.share[j, c], scratch.share[j + 1, d])
             if sites > 0 and classes.sites[c, 0] != classes.sites[d, 0]:
                 # activations forward, gradients back
                 _add_crossing(scratch, j, c, d, share * message_bytes, classes)
@@ -221,6 +219,7 @@ def _boundary_period(
             delay += share * (classes.rtt_s[c, d] + transfer_s)
             usd += share * message_bytes * (classes.usd_per_byte[c, d] + classes.usd_per_byte[d, c])
         scratch.delay_s[j] = delay
+        scratch.mixing[j] = 1.0 - unmixed
         scratch.messages_usd[j] = usd
         if unrouted < UNROUTED_TOLERANCE:
             return period
@@ -377,22 +376,25 @@ def _pipeline_period(
                 crossing_bytes += scratch.site_bytes[j, s]
             period = max(period, crossing_bytes / classes.site_bandwidth[s])
         scratch.delay_s[stages - 1] = 0.0
-        round_trip_s, slowed_period, changed = 0.0, period, False
+        round_trip_s, mixing, slowed_period, changed = 0.0, 0.0, period, False
         for j in range(stages - 1, -1, -1):
             round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
-            in_flight_s = IN_FLIGHT * round_trip_s - (IN_FLIGHT - 1.0) * scratch.compute_s[j]
-            if in_flight_s > period * scratch.in_flight_room[j]:
-                # waiting with fewer in flight may cost less than repeating F
-                waiting_period = SHORT_IN_FLIGHT * round_trip_s / scratch.in_flight_room[j]
-                recomputing_period = scratch.period_s[j] * RECOMPUTE_FACTOR
-                if (
-                    state.recompute[j]
-                    or not model.recompute_free
-                    or waiting_period <= max(period, recomputing_period)
-                ):
-                    slowed_period = max(slowed_period, waiting_period)
-                else:
-                    state.recompute[j] = changed = True
+            if j < stages - 1:
+                mixing = max(mixing, scratch.mixing[j])
+            required = MIN_IN_FLIGHT + IN_FLIGHT_IF_MIXED * mixing
+            in_flight_s = scratch.compute_s[j] + required * (round_trip_s - scratch.compute_s[j])
+            waiting_period = in_flight_s / scratch.in_flight_room[j]
+            if waiting_period > period:
+                if model.recompute_free and not state.recompute[j]:
+                    # waiting with fewer in flight may cost less than repeating F
+                    state.recompute[j] = True
+                    recomputing_period = _stage_period(model, classes, state, scratch, j)
+                    if waiting_period > max(period, recomputing_period):
+                        changed = True
+                        continue
+                    state.recompute[j] = False
+                    _stage_period(model, classes, state, scratch, j)
+                slowed_period = max(slowed_period, waiting_period)
         period = slowed_period
         if not changed:
             break

@@ -20,6 +20,10 @@ LINK_HEADROOM, HEADROOM_PENALTY = 1.6, 0.2
 this multiple of its messages; the largest shortfall, in periods, is penalised with this weight. In
 the simulator, pipelines of six layouts took 0.94 to 1.02 times as long with it as without."""
 
+IN_FLIGHT = 2.0
+"""Microbatches in flight beyond a stage, as a multiple of rate times delay (Little's law). In the
+simulator they queue; below about 2, pipelines run dry. See docs/explanation/joint-search.md."""
+
 UNLIMITED = 1e12
 """A number of microbatches in flight that is no limit."""
 
