@@ -17,6 +17,9 @@ from planner.utils.fonts import MissingGlyphs, fit_fonts
 
 MADE = "made by planner"
 """Mark in files that have a place for it: such files may be overwritten."""
+UMASK = os.umask(0)
+"""Of this process; read once, since reading it changes it for a moment, for all threads."""
+os.umask(UMASK)
 STALE_S = 2.0
 """Age of an unlocked temporary file that a killed writer left."""
 
@@ -86,9 +89,7 @@ def _temporary(path: Path, sync: bool) -> Iterator[IO[bytes]]:
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)
+            Path(temporary).chmod(0o666 & ~UMASK)
             Path(temporary).replace(path)
             if sync:
                 sync_folder(path.parent)

@@ -361,7 +361,7 @@ def test_an_interrupt_of_the_second_search_keeps_the_first_result(
             assert first.plan is not None
             return replace(first, plan=first.plan.replace(workload=larger))
 
-    monkeypatch.setattr(joint_search, "_Search", Search)
+    monkeypatch.setattr(joint_search, "JointSearch", Search)
     problem = PlanningProblem.of(cluster, work, PlanRequest(), 0, {})
     result = joint_search.search_jointly(problem, pl.Effort(1.0))
     assert len(searches) == 2 and result.stop_reason == "interrupted"

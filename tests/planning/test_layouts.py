@@ -123,16 +123,33 @@ def test_mixing_of_the_flow() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_recomputation_is_chosen_where_it_costs_nothing(seed: int) -> None:
     """Where links limit and memory is short, as if all stages recomputed."""
-    rng = np.random.default_rng(seed)
-    cluster = regions([2, 2, 2], seed, memory_bytes=rng.uniform(3e7, 6e7))
-    classes = DeviceClasses.of(cluster.replace(devices=replace(cluster.devices, flops=1e18)))
+    memory_bytes = np.random.default_rng(seed).uniform(3e7, 6e7)
+    free, kept, repeated = estimates(seed, memory_bytes, flops=1e18)
+    assert free <= repeated * (1 + 1e-9)
+    assert free <= kept * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("in_flight", "batch"), [(1, 16), (2, 16), (None, 2), (None, 4)])
+def test_recomputation_is_not_chosen_where_it_gains_nothing(
+    in_flight: int | None, batch: int
+) -> None:
+    """Where not memory limits the microbatches in flight."""
+    free, kept, _ = estimates(3, 1e9, 1e12, batch, in_flight)
+    assert free == kept
+
+
+def estimates(
+    seed: int, memory_bytes: float, flops: float, batch: int = 16, in_flight: int | None = None
+) -> list[float]:
+    """Of a layout with one region a stage: free, without and with recomputation."""
+    cluster = regions([2, 2, 2], seed, memory_bytes=memory_bytes)
+    classes = DeviceClasses.of(cluster.replace(devices=replace(cluster.devices, flops=flops)))
     layout = Layout.of([[2, 0, 0], [0, 2, 0], [0, 0, 2]], [0, 1, 2, 4], [False] * 3)
-    free, kept, repeated = (
-        LayoutSearch(classes, model(), constraints=Constraints(recompute=recompute)).scored(layout)
-        for recompute in (None, (), "all")
-    )
-    assert free.value <= repeated.value * (1 + 1e-9)
-    assert free.value <= kept.value * (1 + 1e-9)
+    choices = [Constraints(recompute=r, in_flight=in_flight) for r in (None, (), "all")]
+    return [
+        LayoutSearch(classes, model(batch=batch), constraints=choice).scored(layout).value
+        for choice in choices
+    ]
 
 
 def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:

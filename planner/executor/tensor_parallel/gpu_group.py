@@ -26,9 +26,9 @@ GRACE_S = 2.0
 """Wait of the thread that watches a worker's processes before it ends the rank: if the rank fails
 for the same reason, that says more."""
 TOKENS = 1
+"""Dimension of tokens in activations ``[samples, tokens, hidden]``."""
 COMMAND_BYTES = 256
 """Length of a command's message: a method's name and its arguments in JSON."""
-"""Dimension of tokens in activations ``[samples, tokens, hidden]``."""
 
 
 class LeaderLostError(RuntimeError):

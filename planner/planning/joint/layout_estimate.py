@@ -382,13 +382,18 @@ def _pipeline_period(
             if j < stages - 1:
                 mixing = max(mixing, scratch.mixing[j])
             required = MIN_IN_FLIGHT + IN_FLIGHT_IF_MIXED * mixing
-            in_flight_s = scratch.compute_s[j] + required * (round_trip_s - scratch.compute_s[j])
-            waiting_period = in_flight_s / scratch.in_flight_room[j]
+            beyond_s = required * (round_trip_s - scratch.compute_s[j])
+            waiting_period = (scratch.compute_s[j] + beyond_s) / scratch.in_flight_room[j]
             if waiting_period > period:
                 if model.recompute_free and not state.recompute[j]:
                     # waiting with fewer in flight may cost less than repeating F
                     state.recompute[j] = True
                     recomputing_period = _stage_period(model, classes, state, scratch, j)
+                    # it may have to wait, too
+                    repeated_s = scratch.compute_s[j] + beyond_s
+                    recomputing_period = max(
+                        recomputing_period, repeated_s / scratch.in_flight_room[j]
+                    )
                     if waiting_period > max(period, recomputing_period):
                         changed = True
                         continue
