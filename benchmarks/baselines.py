@@ -12,17 +12,15 @@ stages.
 from __future__ import annotations
 
 import argparse
-import platform
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 import planner as pl
-from benchmarks.command_line import run
+from benchmarks.command_line import run, versions
 from planner.bench.job_generator import MODELS
 from planner.planning.baselines.plans import Baselines
 from planner.planning.problem import PlanningProblem
@@ -124,9 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         [
             f"# Plans of random clusters and their baselines, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, "
-            + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-            + ". "
+            f"{versions(*PACKAGES)}. "
             f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} "
             f"--seed {args.seed} --effort {args.effort:g}`. Steps on the clock; baselines "
             "have twenty times the effort of the search.",

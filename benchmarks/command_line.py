@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +19,12 @@ RESULTS = Path(__file__).parent / "results"
 def report_path(name: str) -> Path:
     """Return the default path of today's report."""
     return RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.md"
+
+
+def versions(*packages: str) -> str:
+    """Return the versions of Python and of packages, for a report."""
+    named = [f"{package} {metadata.version(package)}" for package in packages]
+    return ", ".join([f"Python {platform.python_version()}", *named])
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:

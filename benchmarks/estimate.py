@@ -5,8 +5,8 @@
 
 A search is run, and every layout that it built is taken: its estimate, and the shortest step that
 the simulator found for it. Those that take over 1.6 times as long as the best are left out, and
-those that recompute on other stages than the estimate assumes. As the
-search builds what its estimate favours, the range of estimates is narrow.
+those that recompute on other stages than the estimate assumes. As the search builds what its
+estimate favours, the range of estimates is narrow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,7 +23,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 import planner as pl
-from benchmarks.command_line import report_path, run
+from benchmarks.command_line import report_path, run, versions
 from planner.bench.plan_instances import INSTANCES
 from planner.planning.joint.candidate import CandidatePlan
 from planner.planning.joint.candidate_pool import CandidatePool
@@ -83,14 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         low, middle, high = np.percentile(estimated / simulated, [5, 50, 95])
         ratios = f"{middle:.2f} ({low:.2f} to {high:.2f})"
         rows.append(f"| {name} | {len(found)} | {correlations[-1]:.2f} | {ratios} |")
-    versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
     words = f"--instances {' '.join(args.instances)} --effort {args.effort:g}"
     words += f" --seeds {' '.join(map(str, args.seeds))}"
     text = "\n".join(
         [
             f"# The estimate of the joint search, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, {versions}; {platform.machine()}, "
+            f"{versions(*PACKAGES)}; {platform.machine()}, "
             f"{os.cpu_count()} cores. Made by `python -m benchmarks.estimate {words}`.",
             "",
             "Layouts that the search built, without those that take over "

@@ -25,13 +25,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from subprocess import DEVNULL
 from typing import NamedTuple
 
-from benchmarks.command_line import run
+from benchmarks.command_line import run, versions
 
 ROOT = Path(__file__).parents[1]
 REGIONS = 8
@@ -181,11 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         values = [median(one[figure] for one in runs[name]) for name in checkouts]
         cells = [f"{value:,.0f}" if value > 100 else f"{value:.2f}" for value in values]
         table.append(f"| {figure} | {' | '.join(cells)} | {values[-1] / values[0]:.2f} |")
-    versions = ", ".join(f"{one} {metadata.version(one)}" for one in ("planner", "numpy", "numba"))
     head = [
         f"# Kernels and the first command, {datetime.now(UTC):%Y-%m-%d}",
         "",
-        f"Python {platform.python_version()}, {versions}; {platform.machine()}, "
+        f"{versions('planner', 'numpy', 'numba')}; {platform.machine()}, "
         f"{os.cpu_count()} cores; medians of {args.repeats}. Made by `python -m "
         f"benchmarks.kernels {' '.join(_words(args))}`.",
         "",

@@ -9,18 +9,16 @@ consecutive ranks and the rules of SAILOR and Metis with workers of as many GPUs
 from __future__ import annotations
 
 import argparse
-import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 import planner as pl
-from benchmarks.command_line import report_path, run
+from benchmarks.command_line import report_path, run, versions
 from planner.bench.job_generator import MODELS
 from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.sailor import sailor_rule
@@ -190,12 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines.append(line)
             print(line, flush=True)
     out = args.out or report_path("machines")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     text = "\n".join(
         [
             f"# Machines of several GPUs, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, {versions}. Regenerate with `python -m "
+            f"{versions(*PACKAGES)}. Regenerate with `python -m "
             f"benchmarks.machines --effort {args.effort:g} --seed {args.seed}`. LLaMA models with "
             "samples of 2,048 tokens, GPUs at 40% of their peak, links of GPUs and machines as in "
             "`benchmarks/machines.py`. Bounds hold for workers of as many GPUs; a rule's step is "

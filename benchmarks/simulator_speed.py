@@ -7,13 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.command_line import run
+from benchmarks.command_line import run, versions
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.planning.evaluation import straight_plan
@@ -97,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for devices, microbatches in ((64, 1024), (1024, 8192))
         for limits in (False, True)
     ]
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "numba"))
     lines = [
         f"# The clock's own seconds, {datetime.now(UTC):%Y-%m-%d}",
         "",
@@ -105,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gpt3-1.3b in 8 stages",
         f"on a random grid over eight AWS regions ({NETWORK}). Medians of the CPU seconds of one",
         "thread, after compiling.",
-        f"Python {platform.python_version()}, {versions}, {platform.machine()}.",
+        f"{versions('numpy', 'numba')}, {platform.machine()}.",
         "",
         "The step time takes five passes: one from rest with all times kept, four that chain.",
         "Planning takes one more to choose the orders, and all of these.",

@@ -9,17 +9,15 @@ recomputation and microbatches of one sample of 2,048 tokens.
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import planner as pl
-from benchmarks.command_line import report_path, run
+from benchmarks.command_line import report_path, run, versions
 from benchmarks.machines import Instance
 from planner.workload.layers import Architecture, Family
 
@@ -166,12 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 line = f"| {name} | {model} | {stages} | {state} | {figures} | {step} |"
                 lines.append(line)
                 print(line, flush=True)
-    versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
     text = "\n".join(
         [
             f"# What fits, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, {versions}. Regenerate with `python -m "
+            f"{versions(*PACKAGES)}. Regenerate with `python -m "
             "benchmarks.what_fits`. As many layers of a model as fit, bf16, batches of 80 samples "
             "of 2,048 tokens, all stages recompute; every plan passes the checker. Steps "
             "are the simulator's, after little search.",

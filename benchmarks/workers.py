@@ -18,14 +18,13 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import planner as pl
-from benchmarks.command_line import report_path, run
+from benchmarks.command_line import report_path, run, versions
 from planner.bench.plan_instances import INSTANCES
 from planner.search.worker_pool import WorkerPool
 
@@ -107,14 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells += [f"{computed_s(wall_s, found, count) / wall_s:.2f}" for count in COMPUTED]
         outside = 1 - sum(map(sum, found)) / wall_s
         table.append(f"| {name} | {' | '.join(cells)} | {outside:.0%} |")
-    versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
     words = f"--instances {' '.join(args.instances)} --effort {args.effort:g}"
     words += f" --repeats {args.repeats} --measured {' '.join(map(str, args.measured))}"
     text = "\n".join(
         [
             f"# Workers of the joint search, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, {versions}; {platform.machine()}, "
+            f"{versions(*PACKAGES)}; {platform.machine()}, "
             f"{os.cpu_count()} cores; seed 0; medians of {args.repeats}. All numbers of workers "
             "found the same plan.",
             f"Made by `python -m benchmarks.workers {words}`.",

@@ -77,12 +77,13 @@ def test_first_broken_rule_is_reported(
     ],
 )
 @pytest.mark.parametrize(("peers", "speed"), [((12,), (1.0,)), ((9, 4), (1.0, 2.5))])
+@pytest.mark.parametrize("hours", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_replay_and_checker_agree(
-    policy: RebalancePolicy, peers: tuple[int, ...], speed: tuple[float, ...]
+    policy: RebalancePolicy, peers: tuple[int, ...], speed: tuple[float, ...], hours: int
 ) -> None:
     """The replay counts peers by stage and kind, the checker simulates individual peers."""
     for seed, download_s in ((0, 0.0), (1, 80.0)):
-        market = Market(peers=peers, hours=2, life_s=1800.0, squeeze_s=1800.0)
+        market = Market(peers=peers, hours=hours, life_s=1800.0, squeeze_s=1800.0)
         problem = traced(market, seed, (1.0, 1.3, 0.8), speed, download_s)
         plan = played(problem, policy)
         assert pl.check(plan, problem) == []
