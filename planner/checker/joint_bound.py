@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.memory import stage_memory
-from planner.checker.plan_network import fastest_of_rows, pair_rates
+from planner.checker.plan_network import MessageRates, fastest_of_rows
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
@@ -195,7 +195,7 @@ def _number(value: float | None) -> float:
 def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
+    rate, latency = cluster.network.bandwidth_table, cluster.network.latency_table
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     up = fastest_of_rows(rate) if up is None else up
     down = fastest_of_rows(rate.T) if down is None else down
@@ -210,14 +210,19 @@ def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> boo
         else plan_devices <= devices.classes
     ):
         return False
-    rates, rtt_s = pair_rates(plan), devices.rtt_s[1:k]
-    for d in range(n):
-        # rows one by one, since arrays of all pairs need much memory
+    rates, rtt_s = MessageRates(plan), devices.rtt_s[1:k]
+    sites = cluster.devices.sites or [""] * n
+    is_trainer = np.isin(np.arange(n), trainers).tolist()
+    # devices that differ in none of these have the same links to others
+    links = zip(
+        latency.class_of.tolist(), up.tolist(), down.tolist(), sites, is_trainer, strict=True
+    )
+    for d in {row: d for d, row in enumerate(links)}.values():
         others = trainers[trainers != d]
         computes = len(others) < k
         if computes and (
             (latency[d, others] < devices.hop_s).any()
-            or (rates[d, others] > devices.hop_bytes_per_s).any()
+            or (rates.between(d, others) > devices.hop_bytes_per_s).any()
         ):
             return False
         nearest_s = np.sort(latency[d, others] + latency[others, d])

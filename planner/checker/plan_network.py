@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Devices
 from planner.network.dtype import Dtype
+from planner.network.pair_table import PairTable
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import TrainingPlan
@@ -17,31 +19,38 @@ from planner.training_plan.schedule import Schedule
 Floats = NDArray[np.float64]
 
 
-def pair_rates(plan: TrainingPlan) -> Floats:
-    """Bytes per second of one message, within the limits of devices and sites.
+class MessageRates:
+    """Bytes per second of one message, within the limits of devices and sites."""
 
-    Returns
-    -------
-    ndarray
-        ``float[N, N]``, from row to column; the diagonal is unused.
-    """
-    cluster = plan.cluster
-    rate = cluster.network.bandwidth_bytes_per_s
-    if cluster.upload_bytes_per_s is not None:
-        rate = np.minimum(rate, np.asarray(cluster.upload_bytes_per_s)[:, None])
-    if cluster.download_bytes_per_s is not None:
-        rate = np.minimum(rate, np.asarray(cluster.download_bytes_per_s)[None, :])
-    around = sites_around(cluster.devices, len(cluster))
-    if any(around):
-        rate = rate.copy()
-    for site in {site for sites in around for site in sites}:
-        out = (cluster.devices.site_upload_bytes_per_s or {}).get(site, math.inf)
-        into = (cluster.devices.site_download_bytes_per_s or {}).get(site, math.inf)
-        inside = np.array([site in sites for sites in around])
-        leaves, enters = np.ix_(inside, ~inside), np.ix_(~inside, inside)
-        rate[leaves] = np.minimum(rate[leaves], out)
-        rate[enters] = np.minimum(rate[enters], into)
-    return np.asarray(rate)
+    def __init__(self, plan: TrainingPlan) -> None:
+        self.cluster = plan.cluster
+        around = sites_around(plan.cluster.devices, len(plan.cluster))
+        self.inside = {
+            site: np.array([site in sites for sites in around])
+            for site in sorted({site for sites in around for site in sites})
+        }
+
+    def between(self, sources: Any, destinations: Any) -> Floats:
+        """Rates from devices to others, in the common shape of both; devices' own are unused."""
+        cluster, devices = self.cluster, self.cluster.devices
+        rate = cluster.network.bandwidth_table[sources, destinations]
+        if cluster.upload_bytes_per_s is not None:
+            rate = np.minimum(rate, np.asarray(cluster.upload_bytes_per_s)[sources])
+        if cluster.download_bytes_per_s is not None:
+            rate = np.minimum(rate, np.asarray(cluster.download_bytes_per_s)[destinations])
+        for site, inside in self.inside.items():
+            out = (devices.site_upload_bytes_per_s or {}).get(site, math.inf)
+            into = (devices.site_download_bytes_per_s or {}).get(site, math.inf)
+            leaves = inside[sources] & ~inside[destinations]
+            enters = ~inside[sources] & inside[destinations]
+            rate = np.where(leaves, np.minimum(rate, out), rate)
+            rate = np.where(enters, np.minimum(rate, into), rate)
+        return np.asarray(rate)
+
+    def of_all(self) -> Floats:
+        """``float[N, N]``, from row to column."""
+        devices = np.arange(len(self.cluster))
+        return self.between(devices[:, None], devices[None, :])
 
 
 def sites_around(devices: Devices, n: int) -> list[list[str]]:
@@ -55,13 +64,14 @@ def sites_around(devices: Devices, n: int) -> list[list[str]]:
     return chains
 
 
-def fastest_of_rows(rate: Floats) -> Floats:
-    """Largest entry of every row, without the diagonal; infinite for a single device."""
+def fastest_of_rows(rate: PairTable) -> Floats:
+    """Highest rate of every device to another, infinite for a single device; 0 if none is known."""
     if len(rate) == 1:
         return np.full(1, math.inf)
-    return np.array(
-        [max(row[:d].max(initial=0.0), row[d + 1 :].max(initial=0.0)) for d, row in enumerate(rate)]
-    )
+    fastest = [
+        np.nan_to_num(np.delete(rate.row(d), d), posinf=math.inf).max() for d in rate.first.tolist()
+    ]
+    return np.array(fastest)[rate.class_of]
 
 
 def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
@@ -73,7 +83,9 @@ def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
         ``float[N, N]``, from row to column; the diagonal is unused.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(plan.cluster.network.latency_s + message_bytes / pair_rates(plan))
+        return np.asarray(
+            plan.cluster.network.latency_s + message_bytes / MessageRates(plan).of_all()
+        )
 
 
 def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
@@ -84,7 +96,7 @@ def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
     tuple[ndarray, ndarray]
         Each ``float[N, N]``: seconds, and bytes per second; the diagonals are meaningless.
     """
-    latency, rate = plan.cluster.network.latency_s, pair_rates(plan)
+    latency, rate = plan.cluster.network.latency_s, MessageRates(plan).of_all()
     return np.asarray((latency + latency.T) / 2), np.asarray((rate + rate.T) / 2)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.checker.plan_network import pair_rates, pairs_s
+from planner.checker.plan_network import MessageRates, pairs_s
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
@@ -170,7 +170,7 @@ def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
 def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
     """Time of one pipeline's messages on the best pair of the worst-connected device."""
     message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
-    rate = pair_rates(plan).copy()
+    rate = MessageRates(plan).of_all()
     np.fill_diagonal(rate, 0.0)
     return count * message / float(np.maximum(rate, rate.T).max(axis=1).min())
 

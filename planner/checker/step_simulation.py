@@ -144,8 +144,8 @@ class _StepSimulation:
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan, self.n = plan, len(plan.cluster)
-        self.rate = plan.cluster.network.bandwidth_bytes_per_s
-        self.latency = plan.cluster.network.latency_s
+        self.rate = plan.cluster.network.bandwidth_table
+        self.latency = plan.cluster.network.latency_table
         self.sites_around = sites_around(plan.cluster.devices, self.n)
         self.line_of: dict[tuple[str, int | str], int] = {}
         self.capacity: list[float] = []
@@ -329,15 +329,13 @@ class _StepSimulation:
             for d in () if sharded and group.phase is Phase.SPREAD else group.members:
                 rounds_of[d].append(g)
             sent = averaged_bytes(self.plan, stage, group)
-            pairs = np.ix_(group.members, group.members)
+            latency = self.latency.between(group.members)
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, or have finished the step in both stages that share a
             # matrix, so that no pipeline message is in these queues
-            pair_s.append(float((sent / self.rate[pairs])[off].max(initial=0.0)))
+            pair_s.append(float((sent / self.rate.between(group.members))[off].max(initial=0.0)))
             fractions = averaged_parts(group)
-            latency_s = (self.latency[pairs] + self.latency[pairs].T)[
-                off & (fractions + fractions.T > 0)
-            ]
+            latency_s = (latency + latency.T)[off & (fractions + fractions.T > 0)]
             round_trip_s.append(float(latency_s.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
         members = [len(group.members) for _, _, group in self.groups]
@@ -360,11 +358,11 @@ class _StepSimulation:
             }
         if (self.plan.clip is not None or scales_loss) and (len(stages) > 1 or sharded):
             # they send their parts to the most central device
-            round_trips = [
-                max(self.latency[i, j] + self.latency[j, i] for j in all_members if i != j)
-                for i in all_members
+            among = self.latency.picked(all_members)
+            longest_s = [
+                np.delete(among.row(i) + among.T.row(i), i).max() for i in among.first.tolist()
             ]
-            root = all_members[round_trips.index(min(round_trips))]
+            root = all_members[int(np.array(longest_s)[among.class_of].argmin())]
             for d in all_members:
                 rounds_of[d].append(len(members))
                 from_sum_s[d] = 0.0 if d == root else self.latency[root, d]

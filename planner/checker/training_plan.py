@@ -14,7 +14,12 @@ from planner.checker.cost import cost_violations
 from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import gradient_bytes, sites_around, stage_parameters
+from planner.checker.plan_network import (
+    fastest_of_rows,
+    gradient_bytes,
+    sites_around,
+    stage_parameters,
+)
 from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
 from planner.checker.workers import worker_cluster
@@ -126,10 +131,8 @@ def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
     stated = getattr(cluster.devices, name)
     if stated is not None:
         return np.asarray(stated, dtype=np.float64)
-    pairs = cluster.network.bandwidth_bytes_per_s.copy()
-    if len(pairs) > 1:
-        np.fill_diagonal(pairs, 0.0)
-    return np.asarray(np.nan_to_num(pairs, posinf=np.inf).max(axis=axis))
+    rate = cluster.network.bandwidth_table
+    return fastest_of_rows(rate if axis == 1 else rate.T)
 
 
 def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:

@@ -83,8 +83,8 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
             if i == j:
                 continue
             pairs = np.ix_(own, other)
-            away[i, j] = cluster.network.latency_s[pairs].max()
-            rate[i, j] = cluster.network.bandwidth_bytes_per_s[pairs].max()
+            away[i, j] = cluster.network.latency_table[pairs].max()
+            rate[i, j] = cluster.network.bandwidth_table[pairs].max()
     network = Network(
         away, rate, [name for _, name in found], [cluster.network.regions[k] for k in first]
     )

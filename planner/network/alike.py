@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.network.pair_table import PairTable
 
 Floats = NDArray[np.float64]
 ROWS = 128
 """Rows that are hashed at a time."""
 
 
-def alike_devices(
-    latency_s: Floats,
-    bandwidth_bytes_per_s: Floats,
-    known: Sequence[Sequence[int]] | None = None,
-) -> list[list[int]]:
+def alike_in_tables(latency: PairTable, bandwidth: PairTable) -> list[list[int]]:
+    """Classes of devices as `alike_devices` finds them, from tables with the same classes."""
+    if latency.is_full:
+        return alike_devices(latency.values, bandwidth.values)
+    # two devices of each class of the tables decide which of these are one: their links to a third
+    # would be the same
+    some = latency.two_of_each
+    members: list[list[int]] = [[] for _ in latency.values]
+    for d, c in enumerate(latency.class_of.tolist()):
+        members[c].append(d)
+    merged = alike_devices(latency.between(some), bandwidth.between(some))
+    joined = [{int(latency.class_of[some[i]]) for i in alike} for alike in merged]
+    return sorted(sorted(d for c in classes for d in members[c]) for classes in joined)
+
+
+def alike_devices(latency_s: Floats, bandwidth_bytes_per_s: Floats) -> list[list[int]]:
     """Classes of devices of which any two can be exchanged without changing a measurement.
 
     Two devices of a class have the same links, in both directions, to every other device, and the
     same link in both directions to each other.
-
-    Parameters
-    ----------
-    known
-        Classes of which that is known. Two devices of each then decide which classes are one:
-        their links to a third would be the same.
     """
-    if known is None:
-        return _classes(latency_s, bandwidth_bytes_per_s)
-    owner = [(d, k) for k, members in enumerate(known) for d in members[:2]]
-    index = [d for d, _ in owner]
-    grid = np.ix_(index, index)
-    merged = _classes(latency_s[grid], bandwidth_bytes_per_s[grid])
-    joined = [{owner[i][1] for i in members} for members in merged]
-    return sorted(sorted(d for k in classes for d in known[k]) for classes in joined)
-
-
-def _classes(latency_s: Floats, bandwidth_bytes_per_s: Floats) -> list[list[int]]:
     n = len(latency_s)
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
     views = [*bits, *(a.T for a in bits)]

@@ -16,6 +16,7 @@ from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS, find_gpu, unknown_gpu
 from planner.network.html_repr import cluster_html
 from planner.network.network import Network
+from planner.network.pair_table import PairTable
 from planner.utils.text import counted, quantity, quantity_range
 from planner.utils.validate import (
     LARGEST,
@@ -512,18 +513,26 @@ class Cluster:
 
     @cached_property
     def _limited(self) -> Network:
-        network, rate = self.network, self.network.bandwidth_bytes_per_s
+        network, n = self.network, len(self)
         site_pairs = list(self._site_pairs())
         if self.upload_bytes_per_s is None and self.download_bytes_per_s is None and not site_pairs:
             return network
-        if self.upload_bytes_per_s is not None:
-            rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
-        if self.download_bytes_per_s is not None:
-            rate = np.minimum(rate, self.download_bytes_per_s[None, :])
+        unlimited = np.full(n, np.inf)
+        up = unlimited if self.upload_bytes_per_s is None else self.upload_bytes_per_s
+        down = unlimited if self.download_bytes_per_s is None else self.download_bytes_per_s
+        # classes of devices with the same links, limits and sites
+        columns = [network.latency_table.class_of, up, down, *self.inside.values()]
+        _, class_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        latency, table = (
+            table.with_classes(class_of.ravel())
+            for table in (network.latency_table, network.bandwidth_table)
+        )
+        first = table.first
+        rate = np.minimum(np.minimum(table.values, up[first, None]), down[None, first])
         for i, j, limit in site_pairs:
-            rate = np.where(np.outer(i, j), np.minimum(rate, limit), rate)
-        np.fill_diagonal(rate, np.inf)
-        return Network.of_valid(network.latency_s, rate, network.ids, network.regions)
+            rate = np.where(np.outer(i[first], j[first]), np.minimum(rate, limit), rate)
+        limited = PairTable(rate, table.class_of, np.inf)
+        return Network.of_valid(latency, limited, network.ids, network.regions)
 
     def _site_pairs(self) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         """Limits of sites' lines on pairs: sources, destinations, bytes per second."""
@@ -568,7 +577,7 @@ def member_limits(cluster: Cluster, members: Sequence[int]) -> tuple[Floats, Flo
     index = list(members)
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
     up, down = device_limits(cluster)
-    return up[index], down[index], network.bandwidth_bytes_per_s[np.ix_(index, index)]
+    return up[index], down[index], network.bandwidth_table.between(index)
 
 
 def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:

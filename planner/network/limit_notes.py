@@ -38,22 +38,24 @@ def tight_limits(cluster: Cluster) -> str:
     """A line that names a device whose limit is below one of its pairs; empty if none is."""
     if len(cluster) < 2:
         return ""
-    n, ids = len(cluster), cluster.network.ids
-    rate = np.where(np.eye(n, dtype=bool), 0.0, cluster.network.bandwidth_bytes_per_s)
-    for word, limit, rates in (
-        ("upload", cluster.upload_bytes_per_s, rate),
-        ("download", cluster.download_bytes_per_s, rate.T),
+    ids, pairs = cluster.network.ids, cluster.network.bandwidth_table
+    out, into = cluster.network.fastest_bytes_per_s
+    for word, limit, fastest, rates in (
+        ("upload", cluster.upload_bytes_per_s, out, pairs),
+        ("download", cluster.download_bytes_per_s, into, pairs.T),
     ):
         if limit is None:
             continue
-        below = np.flatnonzero(limit < rates.max(axis=1) * (1 - TOLERANCE))
+        below = np.flatnonzero(limit < fastest * (1 - TOLERANCE))
         if below.size:
             d = int(below[0])
-            e = int(rates[d].argmax())
+            row = rates.row(d).copy()
+            row[d] = 0.0
+            e = int(row.argmax())
             many = f" ({below.size} devices are so)" if below.size > 1 else ""
             return (
                 f"{word} of {ids[d]} is at most {limit[d] * 8e-9:.4g} Gb/s in all, its link with "
-                f"{ids[e]} has {rates[d, e] * 8e-9:.4g}{many}; a line that devices share is that "
+                f"{ids[e]} has {row[e] * 8e-9:.4g}{many}; a line that devices share is that "
                 "of a site"
             )
     return ""

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network import formats
-from planner.network.alike import alike_devices
+from planner.network.alike import alike_in_tables
 from planner.network.error import NetworkError
 from planner.network.html_repr import network_html
+from planner.network.pair_table import Ints, PairTable
 from planner.utils.text import counted, joined, listed, name_of, quantity_range
 from planner.utils.validate import (
     LARGEST,
@@ -33,9 +34,10 @@ from planner.utils.validate import (
 )
 
 Floats = NDArray[np.float64]
-MAX_DEVICES = 16_384
-"""Largest number of devices made by `Network.replicate`: arrays of all pairs grow with the square,
-to 2.1 GB each."""
+MAX_DEVICES = 100_000
+"""Largest number of devices made by `Network.replicate`."""
+MAX_HASHED = 16_384
+"""Devices above which the hash covers links between classes, not all pairs."""
 ROWS = 128
 """Rows of an array of all pairs that are validated at a time, which need little memory."""
 
@@ -64,8 +66,8 @@ class Network:
         Invalid shapes, names or values.
     """
 
-    latency_s: Floats
-    bandwidth_bytes_per_s: Floats
+    latency_table: PairTable
+    bandwidth_table: PairTable
     ids: tuple[str, ...]
     regions: tuple[str, ...]
 
@@ -95,16 +97,21 @@ class Network:
         np.fill_diagonal(bandwidth, np.inf)
         for first in range(0, n, ROWS):
             _validate_rows(latency, bandwidth, names, first)
-        self._fill(latency, bandwidth, names, places)
+        devices = np.arange(n)
+        self._fill(
+            PairTable(latency, devices, 0.0), PairTable(bandwidth, devices, np.inf), names, places
+        )
 
     def _fill(
-        self, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
+        self,
+        latency: PairTable,
+        bandwidth: PairTable,
+        ids: tuple[str, ...],
+        regions: tuple[str, ...],
     ) -> None:
-        latency.setflags(write=False)
-        bandwidth.setflags(write=False)
         for field, value in (
-            ("latency_s", latency),
-            ("bandwidth_bytes_per_s", bandwidth),
+            ("latency_table", latency),
+            ("bandwidth_table", bandwidth),
             ("ids", ids),
             ("regions", regions),
         ):
@@ -112,22 +119,25 @@ class Network:
 
     @classmethod
     def of_valid(
-        cls, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
+        cls,
+        latency: PairTable,
+        bandwidth: PairTable,
+        ids: tuple[str, ...],
+        regions: tuple[str, ...],
     ) -> Network:
         """A network of values known to be valid, such as parts of another network.
 
         Parameters
         ----------
         latency, bandwidth
-            ``float[N, N]``, seconds and bytes per second, 0 and infinite on the diagonal; neither
-            validated nor copied, and made read-only.
+            Of N devices in the same classes, seconds and bytes per second.
         ids, regions
             One per device; ids are unique.
 
         Returns
         -------
         Network
-            With these arrays.
+            With these values.
         """
         network = cls.__new__(cls)
         network._fill(latency, bandwidth, ids, regions)
@@ -144,6 +154,9 @@ class Network:
     ) -> Network:
         """A network of devices of which many can be exchanged.
 
+        It takes the memory of links between classes, until `latency_s` or `bandwidth_bytes_per_s`
+        is asked for.
+
         Parameters
         ----------
         latency_s, bandwidth_bytes_per_s
@@ -156,32 +169,31 @@ class Network:
         Returns
         -------
         Network
-            With values of all pairs.
+            Of these devices.
 
         Raises
         ------
         NetworkError
             Invalid names or values.
         """
-        classes: list[list[int]] = [[] for _ in range(len(latency_s))]
-        for d, c in enumerate(class_of):
-            classes[c].append(d)
-        # two devices of a class have all of its links
-        some = [d for members in classes for d in members[:2]]
-        of_some = [class_of[d] for d in some]
-        grid = np.ix_(of_some, of_some)
-        cls(latency_s[grid], bandwidth_bytes_per_s[grid], [ids[d] for d in some])
         names, places = _device_names(ids, regions, len(class_of))
-        grid = np.ix_(class_of, class_of)
-        latency, bandwidth = latency_s[grid], bandwidth_bytes_per_s[grid]
-        np.fill_diagonal(latency, 0.0)
-        np.fill_diagonal(bandwidth, np.inf)
-        return cls.of_valid(latency, bandwidth, names, places)._with_known_alike(classes)
+        classes, index = np.unique(np.asarray(class_of, dtype=np.int64), return_inverse=True)
+        grid = np.ix_(classes, classes)
+        latency = PairTable(latency_s[grid], index, 0.0)
+        bandwidth = PairTable(bandwidth_bytes_per_s[grid], index, np.inf)
+        some = latency.two_of_each
+        cls(latency.between(some), bandwidth.between(some), [names[d] for d in some])
+        return cls.of_valid(latency, bandwidth, names, places)
 
-    def _with_known_alike(self, classes: Iterable[Sequence[int]]) -> Network:
-        """This network, with classes of devices that can be exchanged, as a start for `alike`."""
-        object.__setattr__(self, "_known_alike", [members for members in classes if members])
-        return self
+    @cached_property
+    def latency_s(self) -> Floats:
+        """``float[N, N]``: one-way latency in seconds, 0 on the diagonal, NaN if not measured."""
+        return np.asarray(self.latency_table)
+
+    @cached_property
+    def bandwidth_bytes_per_s(self) -> Floats:
+        """``float[N, N]``: bytes per second, infinite on the diagonal, NaN if not measured."""
+        return np.asarray(self.bandwidth_table)
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:
@@ -318,15 +330,18 @@ class Network:
         return hash(self.content_hash)
 
     def __repr__(self) -> str:
-        off = ~np.eye(len(self), dtype=bool)
-        latency = quantity_range(self.latency_s[off], "s")
-        bandwidth = quantity_range(self.bandwidth_bytes_per_s[off] * 8, "b/s")
+        pairs = self.latency_table.joins_two
+        latency = quantity_range(self.latency_table.values[pairs], "s")
+        bandwidth = quantity_range(self.bandwidth_table.values[pairs] * 8, "b/s")
         missing = len(self.missing_pairs())
         lacks = f", {counted(missing, 'missing pair')}" if missing else ""
         return f"Network({self.size_words()}, {latency}, {bandwidth}{lacks})"
 
     def _repr_html_(self) -> str:
-        return network_html(repr(self), self.matrices())
+        by_class = self.matrices()._replace(
+            latency_s=self.latency_table, bandwidth_bytes_per_s=self.bandwidth_table
+        )
+        return network_html(repr(self), by_class)
 
     def size_words(self) -> str:
         """Number of devices, and of regions if there are fewer."""
@@ -337,21 +352,28 @@ class Network:
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """Classes of devices that can be exchanged; see `planner.network.alike`."""
-        known = getattr(self, "_known_alike", None)
-        return tuple(map(tuple, alike_devices(self.latency_s, self.bandwidth_bytes_per_s, known)))
+        return tuple(map(tuple, alike_in_tables(self.latency_table, self.bandwidth_table)))
+
+    @cached_property
+    def class_of(self) -> Ints:
+        """``int[N]``: index of each device's class in `alike`."""
+        class_of = np.empty(len(self), dtype=np.int64)
+        for c, members in enumerate(self.alike):
+            class_of[list(members)] = c
+        return class_of
 
     @cached_property
     def fastest_bytes_per_s(self) -> tuple[Floats, Floats]:
         """``float[N]`` each: fastest measured pair out and in; infinite for a single device."""
         if len(self) == 1:
             return np.full(1, np.inf), np.full(1, np.inf)
-        out, into = np.zeros((2, len(self)))
-        for d, row in enumerate(self.bandwidth_bytes_per_s):
-            measured = np.nan_to_num(row, nan=0.0, posinf=np.inf)
-            measured[d] = 0.0
-            out[d] = measured.max()
+        table = self.bandwidth_table
+        out, into = np.zeros((2, len(table.values)))
+        for c, (row, joins_two) in enumerate(zip(table.values, table.joins_two, strict=True)):
+            measured = np.where(joins_two, np.nan_to_num(row, nan=0.0, posinf=np.inf), 0.0)
+            out[c] = measured.max()
             np.maximum(into, measured, out=into)
-        return out, into
+        return out[table.class_of], into[table.class_of]
 
     @cached_property
     def content_hash(self) -> str:
@@ -359,8 +381,14 @@ class Network:
         digest = hashlib.sha256(b"planner.network\0")
         for name in self.ids:
             digest.update(name.encode() + b"\0")
-        for array in (self.latency_s, self.bandwidth_bytes_per_s):
-            for row in array:
+        tables = [self.latency_table, self.bandwidth_table]
+        if len(self) > MAX_HASHED:
+            digest.update(self.class_of.astype("<i8").tobytes())
+            some = [d for members in self.alike for d in members[:2]]
+            tables = [table.picked(some) for table in tables]
+        for table in tables:
+            for d in range(len(table)):
+                row = table.row(d)
                 # one NaN pattern and no negative zero, so that equal values give equal bytes
                 canonical = np.where(np.isnan(row), np.nan, row + 0.0).astype("<f8")
                 digest.update(canonical.tobytes())
@@ -372,6 +400,9 @@ class Network:
 
     @cached_property
     def _missing(self) -> tuple[tuple[int, int], ...]:
+        by_class = np.isnan(self.latency_table.values) | np.isnan(self.bandwidth_table.values)
+        if not (by_class & self.latency_table.joins_two).any():
+            return ()
         missing = np.isnan(self.latency_s) | np.isnan(self.bandwidth_bytes_per_s)
         return tuple((int(i), int(j)) for i, j in np.argwhere(missing))
 
@@ -464,19 +495,16 @@ class Network:
             There is no such device.
         """
         index = [self.index_of(d) for d in sequence("devices", devices, error=NetworkError)]
-        grid = np.ix_(index, index)
         ids, regions = (tuple(names[i] for i in index) for names in (self.ids, self.regions))
-        arrays = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
         if not 0 < len(set(index)) == len(index):
-            return Network(*arrays, ids, regions)
-        part = Network.of_valid(*arrays, ids, regions)
-        known = self.__dict__.get("alike", self.__dict__.get("_known_alike"))
-        if known is None:
-            return part
-        place = {d: k for k, d in enumerate(index)}
-        return part._with_known_alike(
-            [place[d] for d in members if d in place] for members in known
-        )
+            grid = np.ix_(index, index)
+            return Network(self.latency_table[grid], self.bandwidth_table[grid], ids, regions)
+        tables = self.latency_table, self.bandwidth_table
+        if "alike" in self.__dict__ and tables[0].is_full:
+            # known classes need not be found again in each part
+            tables = tables[0].with_classes(self.class_of), tables[1].with_classes(self.class_of)
+        latency, bandwidth = (table.picked(index) for table in tables)
+        return Network.of_valid(latency, bandwidth, ids, regions)
 
     def index_of(self, device: int | str) -> int:
         """Index of a device given by index or id.
@@ -568,10 +596,10 @@ class Network:
         order = list(dict.fromkeys(sources))
         names = [self.ids[source] for source in order]
 
-        def table(field: str, measured: Floats, inside: float | Mapping[str, float]) -> Floats:
+        def table(field: str, measured: PairTable, inside: float | Mapping[str, float]) -> Floats:
             """Links between regions, and within each on the diagonal."""
             links = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(names, inside)
-            values = measured[np.ix_(order, order)]
+            values = measured.between(order)
             for k, name in enumerate(names):
                 rule = f"{field} of region {name!r}"
                 values[k, k] = real(rule, links.get(name), 0, error=NetworkError)
@@ -579,10 +607,10 @@ class Network:
 
         place = {source: k for k, source in enumerate(order)}
         return Network.of_classes(
-            table("intra_latency_s", self.latency_s, intra_latency_s),
+            table("intra_latency_s", self.latency_table, intra_latency_s),
             table(
                 "intra_bandwidth_bytes_per_s",
-                self.bandwidth_bytes_per_s,
+                self.bandwidth_table,
                 intra_bandwidth_bytes_per_s,
             ),
             [place[source] for source in sources],

@@ -143,14 +143,16 @@ class _PipelineTimes:
     ) -> _PipelineTimes:
         fastest = float(cluster.flops.max())
         network = cluster.limited_network()
-        off = ~np.eye(len(cluster), dtype=bool)
+        pairs = network.latency_table.joins_two
+        latency = network.latency_table.values[pairs]
+        rate = network.bandwidth_table.values[pairs]
         return cls(
             count,
             [stage.forward_s(fastest) for stage in costs],
             [stage.backward_s(fastest) for stage in costs],
             costs[head_stage].head_s(fastest),
             head_stage,
-            [float(network.transfer_s(stage.output_bytes)[off].min()) for stage in costs[:-1]],
+            [float((latency + stage.output_bytes / rate).min()) for stage in costs[:-1]],
         )
 
     def last_backward_s(self, begin: int, stage: int) -> float:
@@ -188,9 +190,7 @@ def _slowest_link_s(cluster: Cluster, costs: Sequence[StageCosts], count: int) -
     """
     if len(costs) == 1:
         return 0.0
-    rate = cluster.limited_network().bandwidth_bytes_per_s
-    rate = np.where(np.eye(len(cluster), dtype=bool), 0.0, rate)
-    fastest_pair = np.maximum(rate.max(axis=1), rate.max(axis=0))
+    fastest_pair = np.maximum(*cluster.limited_network().fastest_bytes_per_s)
     least = min(stage.output_bytes for stage in costs[:-1])
     up, down = device_limits(cluster)
     return count * least / float(np.minimum(fastest_pair, np.maximum(up, down)).min())

@@ -140,16 +140,15 @@ def _worker_network(
     network = cluster.network
     first = [gpus[0] for gpus in members]
     latency, bandwidth = (
-        np.array(table[np.ix_(first, first)])
-        for table in (network.latency_s, network.bandwidth_bytes_per_s)
+        table.between(first) for table in (network.latency_table, network.bandwidth_table)
     )
     for u, own in enumerate(members):
         for v, other in enumerate(members):
             if u == v:
                 continue
             pairs = np.ix_(own, other)
-            latency[u, v] = network.latency_s[pairs].max()
-            bandwidth[u, v] = network.bandwidth_bytes_per_s[pairs].max()
+            latency[u, v] = network.latency_table[pairs].max()
+            bandwidth[u, v] = network.bandwidth_table[pairs].max()
     regions = [network.regions[d] for d in first]
     return Network(latency, bandwidth, names, regions)
 

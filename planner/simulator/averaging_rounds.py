@@ -122,7 +122,7 @@ def bytes_between(
 def round_trip_s(group: AveragingGroup, links: LinkResources) -> float:
     """The longest round-trip latency of a round."""
     index = np.array(group.members)
-    latency = links.latency_s[np.ix_(index, index)]
+    latency = links.latency_s.between(index)
     used = group_bytes(group, 1.0) > 0
     return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
@@ -189,7 +189,7 @@ def compile_rounds(
         index = np.array(group.members)
         sent = group_bytes(group, vector_bytes[stage], codec)
         used = number_of(index)
-        alone_s = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
+        alone_s = sent / links.bandwidth_bytes_per_s.between(index)
         pair_s.append(float(alone_s[used == NONE].max(initial=0.0)))
         pair_bytes.append(
             dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True))
@@ -271,7 +271,7 @@ def _round(
         r: size / float(links.capacity_bytes_per_s[r])
         for r, size in _shared_needs(index, sent, links).items()
     }
-    alone = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
+    alone = float((sent / links.bandwidth_bytes_per_s.between(index)).max())
     return max([alone, *over.values()]) + round_trip_s(group, links), over
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
+from planner.network.pair_table import PairTable
 from planner.simulator.timeline import Op, sorted_ops
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
@@ -31,8 +32,8 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), eq. 2.
     """
-    bandwidth = cluster.limited_network().bandwidth_bytes_per_s
-    latency = cluster.network.latency_s
+    bandwidth = cluster.limited_network().bandwidth_table
+    latency = cluster.network.latency_table
     gradient = plan.vector_bytes(workload)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
@@ -49,7 +50,11 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
 
 
 def _group_s(
-    group: AveragingGroup, gradient_bytes: float, codec: Codec, latency: Floats, bandwidth: Floats
+    group: AveragingGroup,
+    gradient_bytes: float,
+    codec: Codec,
+    latency: PairTable,
+    bandwidth: PairTable,
 ) -> float:
     pick = np.ix_(group.members, group.members)
     share = np.array(group.shares) * group.width * group.wire_ratio(codec)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
+from planner.network.pair_table import PairTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,7 +27,7 @@ class LinkResources:
     Attributes
     ----------
     latency_s, bandwidth_bytes_per_s
-        ``float[N, N]``, of the ordered pairs; the diagonal costs nothing.
+        Of the ordered pairs; the diagonal costs nothing.
     capacity_bytes_per_s
         ``float[R]``, by resource number.
     ids
@@ -40,8 +41,8 @@ class LinkResources:
         Number of sites.
     """
 
-    latency_s: Floats
-    bandwidth_bytes_per_s: Floats
+    latency_s: PairTable
+    bandwidth_bytes_per_s: PairTable
     capacity_bytes_per_s: Floats
     ids: tuple[str, ...]
     names: tuple[str, ...]
@@ -66,9 +67,8 @@ class LinkResources:
             )
         ]
         return cls(
-            # the diagonals are 0 (latency) and inf (bandwidth)
-            cluster.network.latency_s,
-            cluster.network.bandwidth_bytes_per_s,
+            cluster.network.latency_table,
+            cluster.network.bandwidth_table,
             np.concatenate([up, down, *lines]),
             ids,
             (

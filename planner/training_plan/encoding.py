@@ -13,11 +13,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.network.cluster import Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
+from planner.network.pair_table import PairTable
 from planner.training_plan.error import PlanError
 
 FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
@@ -43,26 +43,22 @@ def network_fields(network: Network) -> dict[str, Any]:
         x K, null if not measured, and within a class of one device.
     """
     classes = network.alike
-    class_of = [0] * len(network)
-    for k, members in enumerate(classes):
-        for d in members:
-            class_of[d] = k
     first = [members[0] for members in classes]
     # any two devices represent the links within a class
     second = [members[-1] for members in classes]
     alone = [len(members) == 1 for members in classes]
 
-    def between(array: NDArray[np.float64]) -> list[list[float | None]]:
-        table = array[np.ix_(first, first)]
-        np.fill_diagonal(table, np.where(alone, np.nan, array[first, second]))
+    def between(pairs: PairTable) -> list[list[float | None]]:
+        table = pairs.between(first)
+        np.fill_diagonal(table, np.where(alone, np.nan, pairs[first, second]))
         return [[None if math.isnan(x) else x for x in row] for row in table.tolist()]
 
     return {
         "ids": list(network.ids),
         "regions": list(network.regions),
-        "class_of": class_of,
-        "latency_s": between(network.latency_s),
-        "bandwidth_bytes_per_s": between(network.bandwidth_bytes_per_s),
+        "class_of": network.class_of.tolist(),
+        "latency_s": between(network.latency_table),
+        "bandwidth_bytes_per_s": between(network.bandwidth_table),
     }
 
 

@@ -61,11 +61,10 @@ def _initial_routes(
     parts = {d: float(counts[d]) or tried for d in group}
     usual_s = sum(plan.compute_times.forward_s[d] for d in group) / len(group)
     if plan.routing.told is RouterFeedback.ANSWER:
+        latency = network.latency_table
         for d, count in counts.items():
             if d != device:
-                round_trip_s = network.latency_s[device, d] + network.latency_s[d, device]
-                seconds = float(round_trip_s) + size / float(
-                    network.bandwidth_bytes_per_s[device, d]
-                )
+                round_trip_s = latency[device, d] + latency[d, device]
+                seconds = float(round_trip_s) + size / float(network.bandwidth_table[device, d])
                 usual_s += seconds * count / counts.total()
     return InitialRoutes({d: weight for d, weight in parts.items() if weight}, max(usual_s, 1e-9))

@@ -396,9 +396,9 @@ class TrainingPlan:
         if not self.needs_norm or (len(self.stage_layers) == 1 and not self.shards_optimizer):
             return ()
         holders = sorted(self.stage_updated_by)
-        round_trip_s = self.cluster.network.latency_s[np.ix_(holders, holders)]
-        np.fill_diagonal(round_trip_s, 0.0)
-        adds = holders.pop(int((round_trip_s + round_trip_s.T).max(axis=1).argmin()))
+        latency = self.cluster.network.latency_table.picked(holders)
+        round_trip_s = np.where(latency.joins_two, latency.values + latency.values.T, 0.0)
+        adds = holders.pop(int(round_trip_s.max(axis=1)[latency.class_of].argmin()))
         return (adds, *holders)
 
     @property

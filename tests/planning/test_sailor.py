@@ -28,13 +28,14 @@ def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> PlanningPr
 @given(st.integers(0, 100), st.integers(2, 5))
 def test_each_set_of_regions_has_its_widest_order(seed: int, count: int) -> None:
     """Compared with all permutations."""
-    bandwidth = random_network(count, seed).bandwidth_bytes_per_s
+    network = random_network(count, seed)
+    bandwidth = network.bandwidth_bytes_per_s
     wide = np.minimum(bandwidth, bandwidth.T)
 
     def narrowest(order: tuple[int, ...]) -> float:
         return min((float(wide[a, b]) for a, b in pairwise(order)), default=np.inf)
 
-    orders = list(_orders(range(count), bandwidth))
+    orders = list(_orders(range(count), network.bandwidth_table))
     assert sorted(map(sorted, orders)) == sorted(
         sorted(r for r in range(count) if chosen >> r & 1) for chosen in range(1, 1 << count)
     )

@@ -47,12 +47,14 @@ def averaging_bound(
     """
     n = len(cluster)
     up, down = device_limits(cluster)
-    bandwidth = cluster.network.bandwidth_bytes_per_s
-    latency = cluster.network.latency_s
-    off = ~np.eye(n, dtype=bool)
-    rtt_s = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)
-    best_out = -np.sort(-np.where(off, bandwidth, 0.0), axis=1)
-    best_in = -np.sort(-np.where(off, bandwidth, 0.0).T, axis=1)
+    latency, bandwidth = cluster.network.latency_table, cluster.network.bandwidth_table
+    # devices of a class have the same links: one row for each class
+    first, class_of = latency.first, latency.class_of
+    rows = np.ix_(first, np.arange(n))
+    off = rows[0] != rows[1]
+    rtt_s = np.sort(np.where(off, latency[rows] + latency.T[rows], np.inf), axis=1)
+    best_out = -np.sort(-np.where(off, bandwidth[rows], 0.0), axis=1)
+    best_in = -np.sort(-np.where(off, bandwidth.T[rows], 0.0), axis=1)
     device_s = np.zeros((len(sizes), n))
     stage_s = np.zeros(len(sizes))
     for j, (m, vector) in enumerate(zip(sizes, vector_bytes, strict=True)):
@@ -61,17 +63,17 @@ def averaging_bound(
         if has_aggregators:
             device_s[j] = vector / np.minimum(up, down)
         elif equal_shares:
-            pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])
+            pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])[class_of]
             line = np.minimum(up, down)
             fullest = np.maximum(2 * vector / m / pair, 2 * (m - 1) / m * vector / line)
-            device_s[j] = fullest + rtt_s[:, m - 2]
+            device_s[j] = fullest + rtt_s[class_of, m - 2]
         else:
             max_line_rate = np.minimum(
-                np.minimum(up, best_out[:, : m - 1].sum(axis=1)),
-                np.minimum(down, best_in[:, : m - 1].sum(axis=1)),
+                np.minimum(up, best_out[:, : m - 1].sum(axis=1)[class_of]),
+                np.minimum(down, best_in[:, : m - 1].sum(axis=1)[class_of]),
             )
             # at least one pair with a reducer is used: one device may be the only reducer
-            device_s[j] = vector / max_line_rate + rtt_s[:, 0]
+            device_s[j] = vector / max_line_rate + rtt_s[class_of, 0]
         # a group of m has a member at least as slow as the m-th fastest device
         stage_s[j] = np.sort(device_s[j])[m - 1]
     return AveragingBound(device_s, stage_s)

@@ -91,7 +91,7 @@ def _exchange_shares(
             ]
         )
     index = np.array(slice_owners)
-    pairs = cluster.network.bandwidth_bytes_per_s[index[:, None], index[None, :]].sum(axis=2)
+    pairs = cluster.network.bandwidth_table[index[:, None], index[None, :]].sum(axis=2)
     problem = AveragingProblem(1.0, lines[0], lines[1], 1.0, 1.0, pairs)
     rates = best_rates(BandwidthLimits(problem), problem.contributors).rates
     return shares_of(rates if rates.sum() > 0 else np.ones(len(sites)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.pair_table import PairTable
 from planner.planning.baselines.rank_order import unconstrained
 from planner.planning.baselines.search import (
     MAX_REFUSED,
@@ -78,7 +79,7 @@ def sailor_rule(problem: PlanningProblem) -> SailorRule:
     members = [inside for inside in members if inside]
     costs = _costs(problem)
     estimates: dict[tuple[tuple[int, ...], ...], float] = {}
-    for order in _orders([inside[0] for inside in members], cluster.network.bandwidth_bytes_per_s):
+    for order in _orders([inside[0] for inside in members], cluster.network.bandwidth_table):
         for grid in _grids([members[r] for r in order], costs, problem):
             key = tuple(map(tuple, grid.tolist()))
             if key not in estimates:
@@ -101,10 +102,10 @@ def _costs(problem: PlanningProblem) -> dict[int, tuple[StageCosts, ...]]:
     return {s: split_costs(workload, workload.even_split(s), s - 1) for s in range(1, most + 1)}
 
 
-def _orders(first: Sequence[int], bandwidth: Floats) -> Iterator[tuple[int, ...]]:
+def _orders(first: Sequence[int], bandwidth: PairTable) -> Iterator[tuple[int, ...]]:
     """Subsets of regions, each in the order whose narrowest link is widest."""
     count = len(first)
-    wide = np.minimum(bandwidth, bandwidth.T)[np.ix_(first, first)]
+    wide = np.minimum(bandwidth.between(first), bandwidth.T.between(first))
     if count > MAX_REGIONS:
         yield from _chains(wide)
         return
@@ -163,6 +164,7 @@ def _grids(
 def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProblem) -> float:
     """1F1B by its slowest stage, plus the slowest averaging."""
     network, workload = problem.cluster.network, problem.workload
+    latency, bandwidth = network.latency_table, network.bandwidth_table
     pipelines, stages = grid.shape
     rounds = -(-workload.batch_samples // (workload.microbatch_samples * pipelines))
     every, slowest, sync = 0.0, 0.0, 0.0
@@ -171,15 +173,17 @@ def _estimate_s(grid: Grid, costs: Sequence[StageCosts], problem: PlanningProble
         there = 0.0
         if j + 1 < stages:
             stage, next_stage = grid[:, j], grid[:, j + 1]
-            sent_s = network.latency_s + cost.output_bytes / network.bandwidth_bytes_per_s
-            there = float(np.maximum(sent_s[stage, next_stage], sent_s[next_stage, stage]).max())
+            there = max(
+                float((latency[u, v] + cost.output_bytes / bandwidth[u, v]).max())
+                for u, v in ((stage, next_stage), (next_stage, stage))
+            )
         every += own + 2 * there
         slowest = max(slowest, own + there)
         if pipelines > 1:
             pick = np.ix_(grid[:, j], grid[:, j])
             off = ~np.eye(pipelines, dtype=bool)
-            narrow = network.bandwidth_bytes_per_s[pick][off].min()
-            far = network.latency_s[pick][off].max()
+            narrow = bandwidth[pick][off].min()
+            far = latency[pick][off].max()
             each = cost.gradient_bytes / pipelines / narrow + far
             sync = max(sync, float(2 * (pipelines - 1) * each))
     return float(every + (rounds - 1) * slowest + sync)

@@ -96,11 +96,11 @@ class DeviceClasses:
         links = LinkResources.of(cluster)
         upload, download = links.capacity_bytes_per_s[2 * len(cluster) :].reshape(2, -1)
         line = np.minimum(upload, download)
-        latency = _between(network.latency_s, first)
-        bandwidth = _between(network.bandwidth_bytes_per_s, first)
+        latency = network.latency_table.between(first)
+        bandwidth = network.bandwidth_table.between(first)
         for c, (a, b) in enumerate(zip(first, other, strict=True)):
-            latency[c, c] = 0.0 if a == b else network.latency_s[a, b]
-            bandwidth[c, c] = np.inf if a == b else network.bandwidth_bytes_per_s[a, b]
+            latency[c, c] = 0.0 if a == b else network.latency_table[a, b]
+            bandwidth[c, c] = np.inf if a == b else network.bandwidth_table[a, b]
         return cls(
             members=tuple(members),
             size=np.array([len(m) for m in members], dtype=np.int64),
@@ -124,7 +124,3 @@ class DeviceClasses:
 
     def __len__(self) -> int:
         return len(self.members)
-
-
-def _between(matrix: Floats, devices: list[int]) -> Floats:
-    return np.array(matrix[np.ix_(devices, devices)], dtype=np.float64)

@@ -204,7 +204,7 @@ class DevicePool:
 
 def _nearest(cluster: Cluster) -> tuple[Floats, float, float]:
     """Least round-trip time from a device to its m nearest; least latency and most bandwidth."""
-    n, latency = len(cluster), cluster.network.latency_s
+    n, latency = len(cluster), cluster.network.latency_table
     nearest, hop_s = np.full(n - 1, np.inf), np.inf
     for members in cluster.network.alike:
         # devices of a class have the same links, but for those to themselves
@@ -223,7 +223,8 @@ def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
     members = np.array([network.index_of(name) for name in cluster.network.ids])
     aggregates = np.asarray(aggregators_in.devices.can_aggregate).copy()
     aggregates[members] = False
-    rtt_s = (network.latency_s + network.latency_s.T)[np.ix_(aggregates, members)]
+    there, latency = np.ix_(np.flatnonzero(aggregates), members), network.latency_table
+    rtt_s = latency[there] + latency.T[there]
     return np.asarray(np.sort(rtt_s, axis=1)[:, 1:].min(axis=0))
 
 

@@ -95,8 +95,8 @@ class _PipelineTimes:
         senders, receivers = grid[:, :-1], grid[:, 1:]
         hops = []
         for u, v in ((senders, receivers), (receivers, senders)):
-            busy = sent / network.bandwidth_bytes_per_s[u, v]
-            hops.append([busy, busy + network.latency_s[u, v]])
+            busy = sent / network.bandwidth_table[u, v]
+            hops.append([busy, busy + network.latency_table[u, v]])
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
 
     def after_s(self, count: NDArray[np.int64], tail: Floats) -> Floats:
