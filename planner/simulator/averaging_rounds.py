@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.simulator.pairs import Pairs
 from planner.simulator.resources import NONE, Floats, Ints, LinkResources
+from planner.simulator.round_traffic import RoundTraffic
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Phase
 
@@ -64,39 +65,6 @@ class AveragingRounds(NamedTuple):
     norm_receive_s: Floats
 
 
-def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
-    """Bytes that each member sends to each other member in a round.
-
-    Member i sends member k the share that k reduces, and receives k's result unless i is an
-    aggregator. A round may consist of one of the two phases only, on a slice of the vector.
-
-    Returns
-    -------
-    ndarray
-        ``float[m, m]``, by index in the group; 0 on the diagonal.
-
-    References
-    ----------
-    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
-    a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is an aggregator.
-    """
-    share, gives = np.array(group.shares), np.array(group.sends_contributions, dtype=float)
-    gets = np.array(group.receives_sums, dtype=float)
-    size = vector_bytes * group.width * group.wire_ratio(codec)
-    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
-    np.fill_diagonal(sent, 0.0)
-    return np.asarray(sent)
-
-
-def group_traffic(
-    group: AveragingGroup, vector_bytes: float, codec: Codec
-) -> tuple[Ints, Ints, Floats]:
-    """Senders, receivers and bytes of a round, of all pairs that send something."""
-    sent, members = group_bytes(group, vector_bytes, codec), _ints(group.members)
-    i, j = np.nonzero(sent)
-    return members[i], members[j], sent[i, j]
-
-
 def bytes_between(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
     vector_bytes: Sequence[float],
@@ -109,22 +77,12 @@ def bytes_between(
     tuple[ndarray, ndarray, ndarray]
         Senders, receivers and bytes; a pair occurs once per group.
     """
-    sources, destinations, sizes = [_ints([])], [_ints([])], [np.zeros(0)]
+    parts = [(_ints([]), _ints([]), np.zeros(0))]
     for rounds, size in zip(averaging, vector_bytes, strict=True):
         for group in (group for groups in rounds for group in groups):
-            senders, receivers, sent = group_traffic(group, size, codec)
-            sources.append(senders)
-            destinations.append(receivers)
-            sizes.append(sent)
-    return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
-
-
-def round_trip_s(group: AveragingGroup, links: LinkResources) -> float:
-    """The longest round-trip latency of a round."""
-    index = np.array(group.members)
-    latency = links.latency_s.between(index)
-    used = group_bytes(group, 1.0) > 0
-    return float((latency + latency.T)[used | used.T].max(initial=0.0))
+            parts.append(RoundTraffic.of(group, size, codec).of_pairs())
+    sources, destinations, sizes = map(np.concatenate, zip(*parts, strict=True))
+    return sources, destinations, sizes
 
 
 def round_s(
@@ -178,25 +136,28 @@ def compile_rounds(
         for group in groups
     ]
     device_groups: list[list[int]] = [[] for _ in range(n)]
-    number_of = _pair_numbers(pairs, n)
+    place = np.full(n, NONE)
     pair_s: list[float] = []
+    round_trips_s: list[float] = []
     resource_bytes: list[dict[int, float]] = []
     pair_bytes: list[dict[int, float]] = []
     for g, (stage, _, group) in enumerate(flat):
         for d in group.members:
             if not (updates_shards and group.phase is Phase.SPREAD):
                 device_groups[d].append(g)
-        index = np.array(group.members)
-        sent = group_bytes(group, vector_bytes[stage], codec)
-        used = number_of(index)
-        alone_s = sent / links.bandwidth_bytes_per_s.between(index)
-        pair_s.append(float(alone_s[used == NONE].max(initial=0.0)))
-        pair_bytes.append(
-            dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True))
-        )
-        resource_bytes.append(_shared_needs(index, sent, links))
+        traffic = RoundTraffic.of(group, vector_bytes[stage], codec)
+        place[traffic.members] = np.arange(len(traffic.members))
+        sender, receiver = place[pairs.source], place[pairs.destination]
+        used = np.flatnonzero((sender != NONE) & (receiver != NONE))
+        sender, receiver = sender[used], receiver[used]
+        place[traffic.members] = NONE
+        alone_s, longest_s = traffic.slowest_pair(links, (sender, receiver))
+        pair_s.append(alone_s)
+        round_trips_s.append(longest_s)
+        sent = traffic.bytes_between(sender, receiver)
+        pair_bytes.append(dict(zip(used.tolist(), sent.tolist(), strict=True)))
+        resource_bytes.append(_shared_needs(traffic, links))
     size = [len(g.members) for _, _, g in flat]
-    round_trips_s = [round_trip_s(g, links) for _, _, g in flat]
     stage_rounds = [(stage, r) for stage, r, _ in flat]
     norm, norm_send_s, norm_receive_s = NONE, np.full(n, -1.0), np.zeros(n)
     if norm_devices:
@@ -242,49 +203,31 @@ def compile_rounds(
     )
 
 
-def _pair_numbers(pairs: Pairs, devices: int) -> Callable[[Ints], Ints]:
-    """A function from m devices to ``int[m, m]``: numbers of the pairs among them, or NONE."""
-    codes = pairs.source * devices + pairs.destination
-    by_code = np.argsort(codes)
-    codes = np.append(codes[by_code], NONE)
-
-    def number_of(members: Ints) -> Ints:
-        if len(by_code) == 0:
-            return np.full((len(members), len(members)), NONE)
-        wanted = members[:, None] * devices + members[None, :]
-        place = np.searchsorted(codes[:-1], wanted)
-        known = codes[place] == wanted
-        return np.where(known, np.append(by_code, NONE)[place], NONE)
-
-    return number_of
-
-
 def _round(
     group: AveragingGroup, vector_bytes: float, links: LinkResources, codec: Codec
 ) -> tuple[float, dict[int, float]]:
     """Seconds of a round on otherwise idle links, and its seconds on each shared resource."""
     if len(group.members) == 1:
         return 0.0, {}
-    index = np.array(group.members)
-    sent = group_bytes(group, vector_bytes, codec)
+    traffic = RoundTraffic.of(group, vector_bytes, codec)
     over = {
         r: size / float(links.capacity_bytes_per_s[r])
-        for r, size in _shared_needs(index, sent, links).items()
+        for r, size in _shared_needs(traffic, links).items()
     }
-    alone = float((sent / links.bandwidth_bytes_per_s.between(index)).max())
-    return max([alone, *over.values()]) + round_trip_s(group, links), over
+    alone_s, longest_s = traffic.slowest_pair(links)
+    return max([alone_s, *over.values()]) + longest_s, over
 
 
-def _shared_needs(members: Ints, sent: Floats, links: LinkResources) -> dict[int, float]:
+def _shared_needs(traffic: RoundTraffic, links: LinkResources) -> dict[int, float]:
     """Bytes of a round over each shared resource."""
-    n = len(links)
-    need = dict(zip(members.tolist(), sent.sum(axis=1).tolist(), strict=True))
-    need |= dict(zip((n + members).tolist(), sent.sum(axis=0).tolist(), strict=True))
+    n, members = len(links), traffic.members
+    need = dict(zip(members.tolist(), traffic.sent().tolist(), strict=True))
+    need |= dict(zip((n + members).tolist(), traffic.received().tolist(), strict=True))
     sites = links.sites_of[members]
     for k in range(links.sites):
         at_site = (sites == k).any(axis=1)
-        need[2 * n + k] = float(sent[np.ix_(at_site, ~at_site)].sum())
-        need[2 * n + links.sites + k] = float(sent[np.ix_(~at_site, at_site)].sum())
+        need[2 * n + k] = traffic.leaving(at_site)
+        need[2 * n + links.sites + k] = traffic.leaving(~at_site)
     return {r: size for r, size in need.items() if size > 0}
 
 

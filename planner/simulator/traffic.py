@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulator.averaging_rounds import group_traffic
 from planner.simulator.program import compile_plan
 from planner.simulator.resources import NONE, LinkResources
+from planner.simulator.round_traffic import RoundTraffic
 from planner.training_plan.averaging_group import StageAveraging
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import TrainingPlan
@@ -59,7 +59,7 @@ def averaged_bytes(
     for rounds, vector in averaging:
         for groups in rounds:
             for group in groups:
-                senders, receivers, sent = group_traffic(group, vector, codec)
+                senders, receivers, sent = RoundTraffic.of(group, vector, codec).of_pairs()
                 steps = 1 if group.phase is Phase.WITHIN else every
                 parts.append((senders, receivers, sent / steps))
     sources, destinations, sizes = map(np.concatenate, zip(*parts, strict=True))

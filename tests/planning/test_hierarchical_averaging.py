@@ -18,8 +18,9 @@ from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout_averaging import averaging_s
 from planner.planning.joint.layout_search import LayoutSearch
-from planner.simulator.averaging_rounds import group_bytes, rounds_s
+from planner.simulator.averaging_rounds import rounds_s
 from planner.simulator.resources import LinkResources
+from planner.simulator.round_traffic import RoundTraffic
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
 from tests.conftest import tiny_workload
@@ -48,7 +49,7 @@ def test_shared_link_carries_one_vector_each_way() -> None:
     links, vector = LinkResources.of(cluster), 1e8
     rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector, hierarchical=True)
     assert [group.phase for group, *_ in rounds] == ["reduce", "exchange", "spread"]
-    crossing = sum(group_bytes(g, vector)[0].sum() for g in rounds[1])
+    crossing = sum(RoundTraffic.of(g, vector).sent()[0] for g in rounds[1])
     assert crossing == pytest.approx(1.5 * vector, rel=1e-9)
     within = 2 * (4 - 1) / 4 * vector / 1e9
     alone = ((AveragingGroup.equal(tuple(range(16))),),)
