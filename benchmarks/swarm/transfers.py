@@ -16,11 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from planner.simulator.resources import LinkResources
+from planner.simulator.resources import NONE, LinkResources
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
 Act = Callable[..., None]
+
+
+def shared_by(links: LinkResources, source: int, destination: int) -> tuple[int, ...]:
+    """Resources that a pair shares with others."""
+    row = links.shared(np.array([source]), np.array([destination]))[0]
+    return tuple(r for r in row.tolist() if r != NONE)
 
 
 class EventQueue:
@@ -78,7 +84,7 @@ class Transfers:
         queue = self._queues.setdefault(pair, deque())
         queue.append((size, act, args))
         if len(queue) == 1:
-            self._uses.setdefault(pair, self._links.shared(source, destination))
+            self._uses.setdefault(pair, shared_by(self._links, source, destination))
             self._going[pair] = [size, 0.0, self._agenda.now_s, 0.0]
             self._share()
 

@@ -544,8 +544,10 @@ class Cluster:
     @cached_property
     def inside(self) -> Mapping[str, NDArray[np.bool_]]:
         """``bool[N]`` by site: whether each device is in it, or in a site within it."""
+        if self.devices.sites is None:
+            return {}
         around = [set(self.devices.sites_around(d)) for d in range(len(self))]
-        names = sorted(set().union(*around)) if around else []
+        names = sorted(set().union(*around))
         return {name: np.array([name in sites for sites in around]) for name in names}
 
     def replace(self, *, network: Network | None = None, devices: Devices | None = None) -> Cluster:

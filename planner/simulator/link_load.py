@@ -61,7 +61,7 @@ def link_loads(
     ]
     # resources: devices' uplinks and downlinks, then those of sites
     devices = [(d,) for d in range(n)] * 2
-    sites: list[tuple[int, ...]] = [()] * (len(links.names) - 2 * n)
+    sites: list[tuple[int, ...]] = [()] * (2 * links.sites)
     loads += [
         LinkLoad(name, messages / capacity, averages / capacity, ends)
         for name, messages, averages, capacity, ends in zip(

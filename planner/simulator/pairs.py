@@ -47,10 +47,7 @@ def pairs_of(source: Ints, destination: Ints, links: LinkResources) -> Pairs:
     source, destination
         ``int[P]``.
     """
-    shared = np.full((len(source), links.max_shared), NONE)
-    for p, (i, j) in enumerate(zip(source.tolist(), destination.tolist(), strict=True)):
-        used = links.shared(i, j)
-        shared[p, : len(used)] = used
+    shared = links.shared(source, destination)
     bandwidth = links.bandwidth_bytes_per_s[source, destination]
     capacity = links.capacity_bytes_per_s
     limits = np.where(shared == NONE, np.inf, capacity[np.maximum(shared, 0)])

@@ -32,33 +32,33 @@ class LinkResources:
         ``float[R]``, by resource number.
     ids
         Names of the N devices.
-    names
-        Of the R resources.
+    site_names
+        Names of the sites.
     sites_of
         ``int[N, L]``: indices of each device's site and of those around it, from the inside out, -1
         where there are no more.
-    sites
-        Number of sites.
     """
 
     latency_s: PairTable
     bandwidth_bytes_per_s: PairTable
     capacity_bytes_per_s: Floats
     ids: tuple[str, ...]
-    names: tuple[str, ...]
+    site_names: tuple[str, ...]
     sites_of: Ints
-    sites: int
 
     @classmethod
     def of(cls, cluster: Cluster) -> LinkResources:
         """The links of a cluster; a device without a stated limit has its fastest pair's rate."""
-        n, ids = len(cluster), cluster.network.ids
         up, down = device_limits(cluster)
         names = list(cluster.inside)
         place = {name: k for k, name in enumerate(names)}
-        around = [[place[s] for s in cluster.devices.sites_around(d)] for d in range(n)]
+        # of one device in each site, or without sites of one device
+        _, first, site = np.unique(
+            cluster.devices.sites or [""] * len(cluster), return_index=True, return_inverse=True
+        )
+        around = [[place[s] for s in cluster.devices.sites_around(d)] for d in first.tolist()]
         deepest = max([1, *map(len, around)])
-        sites_of = np.array([chain + [NONE] * (deepest - len(chain)) for chain in around])
+        chains = np.array([chain + [NONE] * (deepest - len(chain)) for chain in around])
         lines = [
             _by_site(names, limits)
             for limits in (
@@ -70,38 +70,48 @@ class LinkResources:
             cluster.network.latency_table,
             cluster.network.bandwidth_table,
             np.concatenate([up, down, *lines]),
-            ids,
-            (
-                *(f"upload of {name}" for name in ids),
-                *(f"download of {name}" for name in ids),
-                *(f"upload of site {name}" for name in names),
-                *(f"download of site {name}" for name in names),
-            ),
-            sites_of.astype(np.int64),
-            len(names),
+            cluster.network.ids,
+            tuple(names),
+            chains.astype(np.int64)[site],
         )
 
     def __len__(self) -> int:
         return len(self.latency_s)
 
-    def shared(self, source: int, destination: int) -> tuple[int, ...]:
-        """Indices of the resources that an ordered pair shares with others.
+    @property
+    def sites(self) -> int:
+        """Number of sites."""
+        return len(self.site_names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the R resources."""
+        return (
+            *(f"upload of {name}" for name in self.ids),
+            *(f"download of {name}" for name in self.ids),
+            *(f"upload of site {name}" for name in self.site_names),
+            *(f"download of site {name}" for name in self.site_names),
+        )
+
+    def shared(self, source: Ints, destination: Ints) -> Ints:
+        """Indices of the resources that ordered pairs share with others.
 
         Returns
         -------
-        tuple[int, ...]
-            Two, and those of sites that it leaves or enters.
+        ndarray
+            ``int[P, 2 + 2 L]``: two, and those of sites that a pair leaves or enters; padded with
+            `NONE`.
         """
         n = len(self)
-        left, entered = self.sites_of[source].tolist(), self.sites_of[destination].tolist()
-        up = [2 * n + s for s in left if s != NONE and s not in entered]
-        down = [2 * n + self.sites + s for s in entered if s != NONE and s not in left]
-        return (source, n + destination, *up, *down)
-
-    @property
-    def max_shared(self) -> int:
-        """Most resources that a pair shares with others."""
-        return 2 + 2 * int(self.sites_of.shape[1])
+        left, entered = self.sites_of[source], self.sites_of[destination]
+        is_crossed = ~(left[:, :, None] == entered[:, None, :])
+        up = np.where((left != NONE) & is_crossed.all(axis=2), 2 * n + left, NONE)
+        down = np.where(
+            (entered != NONE) & is_crossed.all(axis=1), 2 * n + self.sites + entered, NONE
+        )
+        shared = np.concatenate([source[:, None], n + destination[:, None], up, down], axis=1)
+        padding_last = np.argsort(shared == NONE, axis=1, kind="stable")
+        return np.take_along_axis(shared, padding_last, axis=1)
 
 
 def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:

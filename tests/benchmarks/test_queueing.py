@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.swarm.queueing import Change, FixedPath, Log, Scenario, routers, simulate_queues
-from benchmarks.swarm.transfers import EventQueue, Transfers
+from benchmarks.swarm.transfers import EventQueue, Transfers, shared_by
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.simulator.resources import LinkResources
@@ -78,8 +78,8 @@ def test_rates_are_max_min_fair(seed: int) -> None:
     rates = {pair: transfers._going[pair][1] for pair in pairs}
     for pair in pairs:
         bottleneck = rates[pair] >= links.bandwidth_bytes_per_s[pair] * (1 - 1e-9)
-        for r in links.shared(*pair):
-            users = [q for q in pairs if r in links.shared(*q)]
+        for r in shared_by(links, *pair):
+            users = [q for q in pairs if r in shared_by(links, *q)]
             used = sum(rates[q] for q in users)
             assert used <= links.capacity_bytes_per_s[r] * (1 + 1e-9)
             full = used >= links.capacity_bytes_per_s[r] * (1 - 1e-9)
