@@ -25,9 +25,10 @@ over m, the lightest split a shortest path over the layers, and the bound is fou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,8 @@ WEIGHTS: tuple[DualWeights, ...] = (
 """Each gives a bound, the best of which counts; all are equal if devices are."""
 
 HALVINGS, DOUBLINGS = 30, 200
+ROUNDING = 1e-9
+"""Relative: limits so much shorter than a stage's shortest are impossible."""
 SENSITIVITY = 0.01
 """Relative improvement for which the bound is tested, to name what it depends on."""
 
@@ -205,12 +208,10 @@ def long_run_bound_s(
     requirements = StageRequirements(
         pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
     )
-    steady_state = requirements.steady_state()
+    steady_state = _RoleWeights(requirements, StageRequirements.steady_state)
 
     def split_weight_of(weights: DualWeights) -> SplitWeight:
-        return lambda limit: _lightest_split(
-            _stage_weights(requirements, steady_state, weights, limit)
-        )
+        return lambda limit: _lightest_split(steady_state.at(limit, weights))
 
     return _best_weights(pool, split_weight_of, requirements.scale_s)[0] / every_steps
 
@@ -247,40 +248,108 @@ def _split_weight_from_any_stage(
     requirements: StageRequirements, weights: DualWeights
 ) -> SplitWeight:
     """Weight of the lightest split, whichever stage's round ended the step before."""
-    whole_pipeline = requirements.whole_pipeline()
-    boundary, downstream = requirements.boundary(), requirements.downstream()
-    upstream = [requirements.upstream(recomputes) for recomputes in requirements.recompute_choices]
+    roles = {
+        "whole_pipeline": StageRequirements.whole_pipeline,
+        "boundary": StageRequirements.boundary,
+        "downstream": StageRequirements.downstream,
+    }
+    of_role = {name: _RoleWeights(requirements, role) for name, role in roles.items()}
+    upstream = [
+        _RoleWeights(requirements, partial(StageRequirements.upstream, recomputes=recomputes))
+        for recomputes in requirements.recompute_choices
+    ]
 
     def split_weight_at(limit: float) -> float:
-        upstream_weights = np.min(
-            [_stage_weights(requirements, requirement, weights, limit) for requirement in upstream],
-            axis=0,
-        )
-        boundary_weights = _stage_weights(requirements, boundary, weights, limit)
         with_boundary = _lightest_split(
-            _stage_weights(requirements, downstream, weights, limit),
-            upstream_weights,
-            boundary_weights,
+            of_role["downstream"].at(limit, weights),
+            np.min([role.at(limit, weights) for role in upstream], axis=0),
+            of_role["boundary"].at(limit, weights),
         )
-        return min(
-            with_boundary,
-            _lightest_split(_stage_weights(requirements, whole_pipeline, weights, limit)),
-        )
+        return min(with_boundary, _lightest_split(of_role["whole_pipeline"].at(limit, weights)))
 
     return split_weight_at
 
 
-def _stage_weights(
-    requirements: StageRequirements, requirement: Requirement, weights: DualWeights, limit: float
-) -> Floats:
-    """Least weight of the devices of every part; infinite if no number of devices suffices.
+class _RoleWeights:
+    """Least weight of the devices of every part of the layers, as a stage in one role."""
 
-    Returns
-    -------
-    ndarray
-        ``float[L, L + 1]``, by the first layer of the part and the one after its last.
-    """
+    def __init__(
+        self, requirements: StageRequirements, role: Callable[[StageRequirements], Requirement]
+    ) -> None:
+        self.requirements = requirements
+        self.requirement = cache(role)
+
+    @cached_property
+    def shortest_s(self) -> Floats:
+        """``float[P]``: a limit below which no number of devices suffices for a part."""
+        shortest_s = np.full(len(self.requirements.starts), np.inf)
+        for block in self._blocks():
+            need = self.requirement(block)
+            most_flops_per_s, most_up = block.most_flops_per_s, block.most_up
+            limits = (
+                need.least_s,
+                need.tail_s + need.flops / most_flops_per_s,
+                need.tail_s + need.begin_s + need.late_flops / most_flops_per_s,
+                need.quiet_s + need.sent / most_up,
+            )
+            longest_s = np.max(np.broadcast_arrays(*limits), axis=0)
+            np.minimum(
+                shortest_s, np.where(need.fits, longest_s, np.inf).min(axis=1), out=shortest_s
+            )
+        return shortest_s * (1 - ROUNDING)
+
+    def _blocks(self) -> Iterator[StageRequirements]:
+        index = 0
+        while (block := self.requirements.block(index)) is not None:
+            yield block
+            index += 1
+
+    def at(self, limit: float, weights: DualWeights) -> Floats:
+        """Weights for stages that end within a limit; infinite if no number of devices suffices.
+
+        Returns
+        -------
+        ndarray
+            ``float[L, L + 1]``, by the first layer of the part and the one after its last.
+        """
+        whole = self.requirements
+        least = np.full(len(whole.starts), np.inf)
+        is_possible = self.shortest_s <= limit
+        for block in self._blocks():
+            # the slowest devices weigh least, and more of them weigh no less
+            slowest = (block.least_flops_per_s[0], block.least_up[0], block.m[0])
+            is_open = is_possible & (least > _weight_sum(weights, slowest, whole))
+            if not is_open.any():
+                break
+            requirement = Requirement(*(values[is_open] for values in self.requirement(block)))
+            found = _stage_weights(block, requirement, weights, limit)
+            least[is_open] = np.minimum(least[is_open], found)
+        stage_weights = np.full((whole.layers, whole.layers + 1), np.inf)
+        stage_weights[whole.starts, whole.stops] = least
+        return stage_weights
+
+
+def _weight_sum(
+    weights: DualWeights, needed: Sequence[Any], requirements: StageRequirements
+) -> Any:
+    """Weight of devices with so many FLOP/s, bytes per second sent, and number."""
     pool = requirements.pool
+    totals = pool.flops_per_s.sum(), pool.up.sum(), requirements.num_devices
+    # a single device has no upload, so its upload has no weight
+    return sum(
+        weight * each / total
+        for weight, each, total in zip(weights, needed, totals, strict=True)
+        if weight > 0
+    )
+
+
+def _stage_weights(
+    block: StageRequirements,
+    requirement: Requirement,
+    weights: DualWeights,
+    limit: float,
+) -> Floats:
+    """Least weight of the devices of every part, for the numbers of devices of a block."""
     busy_s, sending_s = limit - requirement.tail_s, limit - requirement.quiet_s
     late_s = busy_s - requirement.begin_s
     # inequalities (1) to (6) of `stage_requirements`
@@ -294,25 +363,15 @@ def _stage_weights(
     with np.errstate(divide="ignore", invalid="ignore"):
         flops_per_s = np.maximum(requirement.flops / busy_s, requirement.late_flops / late_s)
         sent_per_s = requirement.sent / sending_s
-    feasible &= (flops_per_s <= requirements.most_flops_per_s) & (
-        sent_per_s <= requirements.most_up
-    )
+    feasible &= (flops_per_s <= block.most_flops_per_s) & (sent_per_s <= block.most_up)
     needed_of_all = (
-        (np.maximum(flops_per_s, requirements.least_flops_per_s), pool.flops_per_s.sum()),
-        (np.maximum(sent_per_s, requirements.least_up), pool.up.sum()),
-        (requirements.m, requirements.num_devices),
+        np.maximum(flops_per_s, block.least_flops_per_s),
+        np.maximum(sent_per_s, block.least_up),
+        block.m,
     )
-    # a single device has no upload, so its upload has no weight
-    weight_sum = sum(
-        weight * needed / available
-        for weight, (needed, available) in zip(weights, needed_of_all, strict=True)
-        if weight > 0
+    return np.asarray(
+        np.where(feasible, _weight_sum(weights, needed_of_all, block), np.inf).min(axis=1)
     )
-    stage_weights = np.full((requirements.layers, requirements.layers + 1), np.inf)
-    stage_weights[requirements.starts, requirements.stops] = np.where(
-        feasible, weight_sum, np.inf
-    ).min(axis=1)
-    return stage_weights
 
 
 def _lightest_split(

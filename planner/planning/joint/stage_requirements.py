@@ -78,6 +78,7 @@ than all devices have.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,6 +94,21 @@ Floats = NDArray[np.float64]
 
 MEMORY_SLACK = 1e-6
 """Relative: a plan may exceed the memory of its devices by rounding."""
+BLOCK = 512
+"""Numbers of devices in a block."""
+COLUMNS = (
+    "m",
+    "microbatches_per_device",
+    "least_flops_per_s",
+    "most_flops_per_s",
+    "least_up",
+    "most_up",
+    "most_down",
+    "line",
+    "most_line",
+    "rtt_s",
+)
+"""Attributes of `StageRequirements` with one entry for each number of devices."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +283,8 @@ class Requirement(NamedTuple):
 class StageRequirements:
     """Requirements of all parts of a workload's layers as stages of a device pool.
 
+    Those of a role are computed for a `block` of numbers of devices.
+
     Parameters
     ----------
     pool, workload
@@ -287,9 +305,9 @@ class StageRequirements:
     starts, stops
         ``int[P]``: layers of every part.
     m
-        ``float[N]``: 1 to N.
+        ``float[M]``: numbers of devices, of the whole 1 to N, of a `block` some of them.
     most_flops_per_s, least_flops_per_s, most_up, least_up
-        ``float[N]``: sums over the m fastest and the m slowest devices.
+        ``float[M]``: sums over the m fastest and the m slowest devices.
     scale_s
         Magnitude of a step: all FLOPs on all devices at once.
     """
@@ -311,6 +329,10 @@ class StageRequirements:
         self.least_flops_per_s, self.most_flops_per_s = _sorted_sums(pool.flops_per_s)
         self.least_up, self.most_up = _sorted_sums(pool.up)
         self.most_down = _sorted_sums(pool.down)[1]
+        self.rtt_s = pool.rtt_s
+        has_exchange = pool.hierarchical or pool.regions > 0
+        line = np.sort(pool.up if has_exchange else np.minimum(pool.up, pool.down))[::-1]
+        self.line, self.most_line = line, line.cumsum()
         self.fastest = float(pool.flops_per_s.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
@@ -320,7 +342,28 @@ class StageRequirements:
         self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops_per_s.sum()) or 1.0
         self._set_travel_times([stage_costs(workload, k, k + 1) for k in range(self.layers)])
-        self._set_averaging(every_steps / wire_ratio)
+        # bytes averaged within regions over those of one encoded vector
+        self.unencoded_ratio = every_steps / wire_ratio
+        self.first = 0
+        self._blocks: dict[int, StageRequirements] = {}
+
+    def block(self, index: int) -> StageRequirements | None:
+        """The requirements for some numbers of devices, ascending with the index.
+
+        Together, the blocks have all numbers; None after the last.
+        """
+        first = index * BLOCK
+        if first >= self.num_devices:
+            return None
+        if index not in self._blocks:
+            block = copy(self)
+            numbers = slice(first, first + BLOCK)
+            for name in COLUMNS:
+                setattr(block, name, getattr(self, name)[numbers])
+            block.first = first
+            block._set_averaging()
+            self._blocks[index] = block
+        return self._blocks[index]
 
     def _set_stage_costs(
         self,
@@ -351,19 +394,28 @@ class StageRequirements:
             (c.gradient_bytes - tied_bytes * ((a == 0) != (b == self.layers))) * wire_ratio
             for (a, b), c in zip(spans, keeping, strict=True)
         )
-        memory = self.pool.memory_bytes * (1 + MEMORY_SLACK)
-        self.max_live = [self._max_live(costs, memory) for costs in chosen]
-        num_holding = (memory >= _column(c.state_bytes for c in keeping)).sum(axis=1, keepdims=True)
-        holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
-        # all of them hold a part of the optimizer state
-        shared = self.m >= workload.optimizer_shards
-        self.fits = (self.m <= num_holding) & holds_one & shared
+        # by size of memory, largest first
+        memory = -self.pool.memory_bytes * (1 + MEMORY_SLACK)
+        sizes, self.size_index, counts = np.unique(memory, return_inverse=True, return_counts=True)
+        self.size_index.sort()
+        # microbatches between F and B, per part and size
+        self.max_live = [
+            np.array(
+                [[min(c.room(-size), self.microbatches) for size in sizes.tolist()] for c in costs]
+            )
+            for costs in chosen
+        ]
+        holding = -sizes >= _column(c.state_bytes for c in keeping)
+        self.num_holding = (holding * counts).sum(axis=1, keepdims=True)
+        self.holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
+        self.min_devices = workload.optimizer_shards
 
-    def _max_live(self, costs: list[StageCosts], memory: Floats) -> Floats:
-        """Microbatches between F and B, per part and device, largest first."""
-        sizes, index = np.unique(-memory, return_inverse=True)
-        live = [[min(c.room(-size), self.microbatches) for size in sizes.tolist()] for c in costs]
-        return np.array(live)[:, np.sort(index)]
+    def _live_sums(self, recomputes: bool) -> Floats:
+        """Microbatches between F and B on the m devices with most memory, per part."""
+        live, before, sizes = self.max_live[recomputes], *np.split(self.size_index, [self.first])
+        live_before = live * np.bincount(before, minlength=live.shape[1])
+        in_block = live[:, sizes[: len(self.m)]].cumsum(axis=1)
+        return np.asarray(live_before.sum(axis=1, keepdims=True) + in_block)
 
     def _set_travel_times(self, single: list[StageCosts]) -> None:
         """Seconds of one microbatch before and after every part, on the fastest device."""
@@ -383,29 +435,32 @@ class StageRequirements:
         )
         self.upstream_backward_s = 2 * flops_before[self.starts, None] / self.fastest
 
-    def _set_averaging(self, unencoded_ratio: float) -> None:
-        """``unencoded_ratio``: bytes averaged within regions over those of one encoded vector."""
+    def _set_averaging(self) -> None:
+        """Bytes and seconds of averaging, for the numbers of devices of a block."""
         pool = self.pool
-        has_exchange = pool.hierarchical or pool.regions > 0
-        line = np.sort(pool.up if has_exchange else np.minimum(pool.up, pool.down))[::-1]
         vectors_sent = 2 * (self.m - 1)
         if pool.has_aggregators or pool.hierarchical:
             vectors_sent = np.where(self.m > 1, self.m, 0.0)
         if pool.regions:
             used = np.minimum(self.m, pool.regions)
-            vectors_sent = 2 * (used - 1) + 2 * unencoded_ratio * (self.m - used)
+            vectors_sent = 2 * (used - 1) + 2 * self.unencoded_ratio * (self.m - used)
         self.averaged_bytes = vectors_sent * self.vector_bytes
-        round_s = np.maximum(self.averaged_bytes / line.cumsum(), self.vector_bytes / line)
+        round_s = np.maximum(self.averaged_bytes / self.most_line, self.vector_bytes / self.line)
         if pool.regions:
-            round_s = 2 * self.vector_bytes / line.cumsum()
-        self.round_s = np.where(self.m > 1, round_s + self.pool.rtt_s, 0.0)
+            round_s = 2 * self.vector_bytes / self.most_line
+        self.round_s = np.where(self.m > 1, round_s + self.rtt_s, 0.0)
         # nothing is sent while the last messages of a round travel; without a round, while the last
         # gradient travels through all stages before this one
         sends = (self.m > 1) & (self.vector_bytes > 0)
-        self.unsent_s = np.where(
-            sends, self.pool.rtt_s, self.input_latency_s + self.upstream_backward_s
-        )
+        self.unsent_s = np.where(sends, self.rtt_s, self.input_latency_s + self.upstream_backward_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether memory allows the number of devices, all of which hold optimizer state."""
+        return np.asarray(
+            (self.m <= self.num_holding) & self.holds_one & (self.m >= self.min_devices)
+        )
 
     def whole_pipeline(self) -> Requirement:
         """Any stage, if the first stage begins its step at T: everything follows T."""
@@ -448,9 +503,12 @@ class StageRequirements:
 
     def upstream(self, recomputes: bool) -> Requirement:
         """A stage before the one that begins at T; its forward passes may precede T."""
-        live, backward_flops = self.max_live[recomputes], self.backward_flops[recomputes]
-        late_forwards = np.maximum(self.microbatches - live.cumsum(axis=1), 0.0)
-        late_forwards_per_device = np.maximum(self.microbatches_per_device - live[:, :1], 0.0)
+        most_live, backward_flops = (
+            self.max_live[recomputes][:, :1],
+            self.backward_flops[recomputes],
+        )
+        late_forwards = np.maximum(self.microbatches - self._live_sums(recomputes), 0.0)
+        late_forwards_per_device = np.maximum(self.microbatches_per_device - most_live, 0.0)
         begin_s = self.turnaround_s + self.hop_out_s
         backward_s = self.microbatches_per_device * backward_flops / self.fastest
         own_flops = (
