@@ -277,14 +277,15 @@ class _RoleWeights:
         self, requirements: StageRequirements, role: Callable[[StageRequirements], Requirement]
     ) -> None:
         self.requirements = requirements
-        self.requirement = cache(role)
+        self.role, self.requirement = role, cache(role)
 
     @cached_property
     def shortest_s(self) -> Floats:
         """``float[P]``: a limit below which no number of devices suffices for a part."""
         shortest_s = np.full(len(self.requirements.starts), np.inf)
         for block in self._blocks():
-            need = self.requirement(block)
+            # not kept, since most blocks are used only here
+            need = self.role(block)
             most_flops_per_s, most_up = block.most_flops_per_s, block.most_up
             limits = (
                 need.least_s,
