@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
+from planner.planning.joint import stage_requirements
 from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
 from planner.planning.step_bound import StepBound
 from planner.problems.answers import AssignmentPlan
@@ -463,3 +464,14 @@ def test_more_devices_lower_the_bound() -> None:
         assert len(bound.witness["devices"]) == 1 and "computing" in bound.basis
         found.append(bound.value)
     assert found[0] > found[1] > found[2] > 10.0
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 4))
+def test_blocks_of_any_size_give_the_same_bound(seed: int, devices: int, block: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster, workload = tiny_cluster(devices, rng, 0.3), tiny_model(3, 4, rng)
+    expected = joint_bound(cluster, workload), long_run_bound_s(cluster, workload)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_requirements, "BLOCK", block)
+        assert (joint_bound(cluster, workload), long_run_bound_s(cluster, workload)) == expected
