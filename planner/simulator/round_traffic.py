@@ -57,8 +57,7 @@ class RoundTraffic(NamedTuple):
 
     def bytes_between(self, source: Ints, target: Ints) -> Floats:
         """Bytes from members to others, in the common shape of both."""
-        parts = self.gives[source] * self.share[target] + self.share[source] * self.gets[target]
-        return np.asarray(parts * self.size)
+        return self._parts(source, target) * self.size
 
     def of_pairs(self) -> tuple[Ints, Ints, Floats]:
         """Senders, receivers and bytes of all pairs of devices that send something."""
@@ -96,27 +95,35 @@ class RoundTraffic(NamedTuple):
         without
             Senders and receivers of pairs that do not count for the former.
         """
-        class_of = links.latency_s.class_of[self.members].tolist()
-        columns = (class_of, self.share.tolist(), self.gives.tolist(), self.gets.tolist())
+        class_of = links.latency_s.class_of[self.members]
+        columns = (class_of, self.share, self.gives, self.gets)
         # members that differ in none of these have the same links and the same traffic
         number: dict[tuple[float, ...], int] = {}
-        kind_of = np.array(
-            [number.setdefault(row, len(number)) for row in zip(*columns, strict=True)]
-        )
-        first, count = np.unique(kind_of, return_index=True, return_counts=True)[1:]
-        pairs = np.outer(count, count) - np.diag(count)
-        classes = np.array(class_of)[first]
-        grid = np.ix_(classes, classes)
-        sent = self.bytes_between(first[:, None], first[None, :])
-        latency = links.latency_s.values[grid]
-        is_used = self._replace(size=1.0).bytes_between(first[:, None], first[None, :]) > 0
-        is_used = (is_used | is_used.T) & (pairs > 0)
+        kind_of: list[int] = []
+        some: list[int] = []
+        for member, row in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            kind = number.setdefault(row, len(number))
+            kind_of.append(kind)
+            if kind == len(some):
+                some.append(member)
+        count = np.bincount(kind_of)
+        pairs = count[:, None] * count
+        np.fill_diagonal(pairs, count * (count - 1))
+        source, target = np.ix_(some, some)
+        classes = class_of[source], class_of[target]
+        parts, latency = self._parts(source, target), links.latency_s.values[classes]
+        is_used = (parts > 0) & (pairs > 0)
+        longest_s = (latency + latency.T)[is_used | is_used.T].max(initial=0.0)
         if without is not None:
-            np.subtract.at(pairs, (kind_of[without[0]], kind_of[without[1]]), 1)
-        alone_s = (sent / links.bandwidth_bytes_per_s.values[grid])[pairs > 0]
-        return (
-            float(alone_s.max(initial=0.0)),
-            float((latency + latency.T)[is_used].max(initial=0.0)),
+            kinds = np.array(kind_of)
+            np.subtract.at(pairs, (kinds[without[0]], kinds[without[1]]), 1)
+        alone_s = parts * self.size / links.bandwidth_bytes_per_s.values[classes]
+        return float(alone_s[pairs > 0].max(initial=0.0)), float(longest_s)
+
+    def _parts(self, source: Ints, target: Ints) -> Floats:
+        """Parts of the vector between members."""
+        return np.asarray(
+            self.gives[source] * self.share[target] + self.share[source] * self.gets[target]
         )
 
 
