@@ -36,8 +36,8 @@ class ModelArrays(NamedTuple):
         Whether the objective is cost, and the value of waiting.
     max_in_flight
         Microbatches between forward and backward that a device may hold.
-    min_devices
-        Least devices of a stage.
+    min_devices, max_devices
+        Least and most devices of a stage: more than microbatches have nothing to do.
     layers_free, recompute_free
         Whether layers may move, and whether stages may recompute where memory is short.
     recompute
@@ -70,6 +70,7 @@ class ModelArrays(NamedTuple):
     wait_usd_per_s: float
     max_in_flight: float
     min_devices: int
+    max_devices: int
     layers_free: bool
     recompute_free: bool
     recompute: Bools

@@ -128,6 +128,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
     if constraints.recompute is not None and not isinstance(constraints.recompute, str):
         recompute[list(constraints.recompute)] = True
     count = len(workload.layers)
+    min_devices = workload.optimizer_shards * constraints.optimizer_copies
     prefix_costs = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     all_layers = stage_costs(workload, 0, count, with_head=True)
     working = WorkingMemory.of_workload(workload)
@@ -169,7 +170,8 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         by_cost=constraints.objective.by_cost,
         wait_usd_per_s=constraints.objective.wait_usd_per_s,
         max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
-        min_devices=workload.optimizer_shards * constraints.optimizer_copies,
+        min_devices=min_devices,
+        max_devices=max(min_devices, workload.batch_samples // samples),
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
         recompute=recompute,
@@ -576,10 +578,10 @@ class LayoutSearch:
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
         state = self._empty_state()
         state.stages[0] = stages
-        devices = np.repeat(chain, self.classes.size[chain])
-        for k, c in enumerate(devices.tolist()):
-            j = k % stages if spread else k * stages // len(devices)
-            state.counts[j, c] += 1
+        devices = np.repeat(chain, self.classes.size[chain])[: stages * self.model.max_devices]
+        place = np.arange(len(devices))
+        stage = place % stages if spread else place * stages // len(devices)
+        np.add.at(state.counts, (stage, devices), 1)
         ends = [round(self.layers * j / stages) for j in range(stages + 1)]
         if self.constraints.layers is not None:
             ends = [0, *(stop for _, stop in self.constraints.layers)]
