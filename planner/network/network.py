@@ -60,6 +60,12 @@ class Network:
     regions
         Region of each device; by default its id.
 
+    Attributes
+    ----------
+    latency_table, bandwidth_table
+        The same values by class of device: tables that are indexed like the arrays, and of networks
+        made of classes take little memory.
+
     Raises
     ------
     NetworkError
