@@ -149,10 +149,12 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             "give one per stage"
         )
     ids = set(plan.cluster.network.ids)
+    listed: set[str] = set()
     for k, name in enumerate(plan.left_out):
-        if name in ids or name in plan.left_out[:k]:
+        if name in ids or name in listed:
             state = "takes part in the plan" if name in ids else "is listed twice"
             yield f"assignment.left_out[{k}]: {name!r} {state}; list each unused device once"
+        listed.add(name)
     start = 0
     for j, (a, b) in enumerate(layers):
         if a != start or b <= a:
