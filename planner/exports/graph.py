@@ -44,8 +44,8 @@ def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
             "target": network.ids[j],
             "bytes_per_step": total / steps,
             "microbatches": crossing[i, j] / steps,
-            "latency_s": float(network.latency_s[i, j]),
-            "bandwidth_bytes_per_s": float(network.bandwidth_bytes_per_s[i, j]),
+            "latency_s": float(network.latency_table[i, j]),
+            "bandwidth_bytes_per_s": float(network.bandwidth_table[i, j]),
         }
         for (i, j), total in sorted(sent_bytes.items())
     ]

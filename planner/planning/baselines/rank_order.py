@@ -284,8 +284,9 @@ def _alike(cluster: Cluster) -> bytes:
     """A key that is equal for clusters which differ in names only."""
     network, devices = cluster.network, cluster.devices
     arrays = (
-        network.latency_s,
-        network.bandwidth_bytes_per_s,
+        network.latency_table.class_of,
+        network.latency_table.values,
+        network.bandwidth_table.values,
         cluster.flops,
         cluster.memory_bytes,
         cluster.upload_bytes_per_s,
