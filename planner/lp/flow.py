@@ -247,16 +247,16 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
 
 
 def _solve(flow: StageFlow, program: FlowLinearProgram) -> FlowRates:
-    from scipy.optimize import linprog
+    from scipy.optimize import LinearConstraint, milp
 
     nodes, period = len(flow.stage), len(flow.stage) + len(flow.source)
-    solution = linprog(
+    # without integers `milp` calls HiGHS with less overhead than `linprog`
+    solution = milp(
         program.cost,
-        A_ub=program.a_ub,
-        b_ub=np.zeros(len(program.rows)),
-        A_eq=program.a_eq,
-        b_eq=program.b_eq,
-        method="highs",
+        constraints=[
+            LinearConstraint(program.a_ub, -np.inf, 0.0),
+            LinearConstraint(program.a_eq, program.b_eq, program.b_eq),
+        ],
     )
     if solution.status != 0:
         raise ProblemError(
