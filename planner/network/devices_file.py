@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
@@ -25,6 +24,7 @@ from planner.network.gpus import (
 )
 from planner.network.link import Link
 from planner.network.network import Network
+from planner.network.pair_table import PairTable
 from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.utils.text import did_you_mean
 from planner.utils.validate import LARGEST, SMALLEST, choice, in_safe_range, instance_of
@@ -403,16 +403,25 @@ def _with_gpu_links(
     """The network in which GPUs of one machine are connected by their links."""
     if not any(links):
         return network
-    machine = np.array([row.machine or "" for row in rows])
-    pairs = (machine[:, None] == machine[None, :]) & (machine != "")[:, None]
+    names, machine = np.unique([row.machine or "" for row in rows], return_inverse=True)
     latency, bandwidth = (
         np.array([0.0 if link is None else getattr(link, name) for link in links])
         for name in ("latency_s", "bandwidth_bytes_per_s")
     )
-    slower = np.minimum.outer(bandwidth, bandwidth)
-    return network.replace(
-        latency_s=np.where(pairs, np.maximum.outer(latency, latency), network.latency_s),
-        bandwidth_bytes_per_s=np.where(pairs, slower, network.bandwidth_bytes_per_s),
+    # classes of devices with the same links within their machine and outside
+    columns = np.stack([network.latency_table.class_of, machine, latency, bandwidth], axis=1)
+    class_of = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
+    away = network.latency_table.with_classes(class_of)
+    rate = network.bandwidth_table.with_classes(class_of)
+    machine, latency, bandwidth = machine[away.first], latency[away.first], bandwidth[away.first]
+    inside = (machine[:, None] == machine[None, :]) & (names[machine] != "")[:, None]
+    away_s = np.where(inside, np.maximum.outer(latency, latency), away.values)
+    bytes_per_s = np.where(inside, np.minimum.outer(bandwidth, bandwidth), rate.values)
+    return Network.of_valid(
+        PairTable(away_s, class_of, away.own),
+        PairTable(bytes_per_s, class_of, rate.own),
+        network.ids,
+        network.regions,
     )
 
 
@@ -446,8 +455,8 @@ def _devices(
     links: Sequence[Link | None],
 ) -> Devices:
     full = default.broadcast(len(rows))
-    pairs = np.where(np.eye(len(rows), dtype=bool), 0.0, network.bandwidth_bytes_per_s)
-    widest = np.nan_to_num(pairs)
+    fastest = network.fastest_bytes_per_s if len(rows) > 1 else np.zeros((2, 1))
+    rates = network.bandwidth_table
 
     def column(field: str, otherwise: Any) -> list[Any]:
         return [
@@ -475,11 +484,11 @@ def _devices(
     return Devices(
         column("flops", full.flops),
         column("memory_bytes", full.memory_bytes),
-        limit("upload_bytes_per_s", widest.max(axis=1)),
-        limit("download_bytes_per_s", widest.max(axis=0)),
+        limit("upload_bytes_per_s", fastest[0]),
+        limit("download_bytes_per_s", fastest[1]),
         sites=tuple(sites) if named else None,
-        site_upload_bytes_per_s=_of_sites(rows, of_sites, "site_upload_bytes_per_s", widest),
-        site_download_bytes_per_s=_of_sites(rows, of_sites, "site_download_bytes_per_s", widest.T),
+        site_upload_bytes_per_s=_of_sites(rows, of_sites, "site_upload_bytes_per_s", rates),
+        site_download_bytes_per_s=_of_sites(rows, of_sites, "site_download_bytes_per_s", rates.T),
         site_within=within or None,
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
@@ -583,7 +592,7 @@ def _within(rows: list[DeviceRow], of_sites: list[DeviceRow]) -> dict[str, str]:
 
 
 def _of_sites(
-    rows: list[DeviceRow], of_sites: list[DeviceRow], field: str, rates: NDArray[np.float64]
+    rows: list[DeviceRow], of_sites: list[DeviceRow], field: str, rates: PairTable
 ) -> dict[str, float] | None:
     """The limit of each site; rows of a site must not contradict each other.
 
@@ -607,10 +616,14 @@ def _of_sites(
                 f"{first[row.line_name].line} {first_value / MBIT:g}; give one"
             )
     limits = {site: float(getattr(row, field)) for site, row in first.items()}
-    names = np.array([row.machine or "" for row in rows])
-    for row in rows:
-        if row.machine is not None and row.machine not in limits:
-            inside = names == row.machine
-            if not inside.all():
-                limits[row.machine] = float(rates[np.ix_(inside, ~inside)].max())
+    machines: dict[str, list[int]] = {}
+    for d, row in enumerate(rows):
+        if row.machine is not None:
+            machines.setdefault(row.machine, []).append(d)
+    size, measured = np.bincount(rates.class_of), np.nan_to_num(rates.values)
+    for machine, members in machines.items():
+        if machine not in limits and len(members) < len(rows):
+            inside = np.bincount(rates.class_of[members], minlength=len(size))
+            pairs = measured[inside > 0][:, size > inside]
+            limits[machine] = float(pairs.max())
     return limits or None
