@@ -122,7 +122,7 @@ def joint_bound(
     requirements = require(pool)
     seconds, weights = _best_weights(
         pool,
-        lambda weights: _split_weight_from_any_stage(requirements, weights),
+        _split_weight_from_any_stage(requirements),
         requirements.scale_s,
     )
     if not np.isfinite(seconds):
@@ -168,7 +168,7 @@ def _limiting_resources(
     names = [
         name
         for name, other in faster.items()
-        if _split_weight_from_any_stage(require(other), weights)(less_s) <= BUDGET
+        if _split_weight_from_any_stage(require(other))(weights)(less_s) <= BUDGET
     ]
     return ", ".join(names) or "the number, memory and latencies"
 
@@ -245,29 +245,29 @@ def _best_weights(
 
 
 def _split_weight_from_any_stage(
-    requirements: StageRequirements, weights: DualWeights
-) -> SplitWeight:
+    requirements: StageRequirements,
+) -> Callable[[DualWeights], SplitWeight]:
     """Weight of the lightest split, whichever stage's round ended the step before."""
-    roles = {
-        "whole_pipeline": StageRequirements.whole_pipeline,
-        "boundary": StageRequirements.boundary,
-        "downstream": StageRequirements.downstream,
-    }
-    of_role = {name: _RoleWeights(requirements, role) for name, role in roles.items()}
-    upstream = [
-        _RoleWeights(requirements, partial(StageRequirements.upstream, recomputes=recomputes))
-        for recomputes in requirements.recompute_choices
+    roles: list[Callable[[StageRequirements], Requirement]] = [
+        StageRequirements.whole_pipeline,
+        StageRequirements.boundary,
+        StageRequirements.downstream,
     ]
+    for recomputes in requirements.recompute_choices:
+        roles.append(partial(StageRequirements.upstream, recomputes=recomputes))
+    whole_pipeline, boundary, downstream, *upstream = (
+        _RoleWeights(requirements, role) for role in roles
+    )
 
-    def split_weight_at(limit: float) -> float:
+    def split_weight(weights: DualWeights, limit: float) -> float:
         with_boundary = _lightest_split(
-            of_role["downstream"].at(limit, weights),
+            downstream.at(limit, weights),
             np.min([role.at(limit, weights) for role in upstream], axis=0),
-            of_role["boundary"].at(limit, weights),
+            boundary.at(limit, weights),
         )
-        return min(with_boundary, _lightest_split(of_role["whole_pipeline"].at(limit, weights)))
+        return min(with_boundary, _lightest_split(whole_pipeline.at(limit, weights)))
 
-    return split_weight_at
+    return lambda weights: partial(split_weight, weights)
 
 
 class _RoleWeights:
