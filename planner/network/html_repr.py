@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
-from planner.network.formats import Matrices
+from planner.network.pair_table import PairTable
 from planner.utils.html import boxed, line, table
 from planner.utils.text import quantity
 
@@ -19,9 +18,10 @@ MAX_KINDS = 40
 """Largest number of kinds of devices in the table."""
 
 
-def network_html(title: str, network: Matrices) -> str:
+def network_html(
+    title: str, regions: Sequence[str], latency_s: PairTable, bandwidth: PairTable
+) -> str:
     """Mean one-way latency and mean bandwidth between regions."""
-    regions = network.ids if network.regions is None else network.regions
     names = list(dict.fromkeys(regions))
     members = [[d for d, r in enumerate(regions) if r == name] for name in names]
     shown = min(len(names), MAX_REGIONS)
@@ -29,7 +29,7 @@ def network_html(title: str, network: Matrices) -> str:
     for i in range(shown):
         cells = [escape(names[i]) + (f" ({len(members[i])})" if len(members[i]) > 1 else "")]
         for j in range(shown):
-            cells.append(_between(network, members[i], members[j]))
+            cells.append(_between(latency_s, bandwidth, members[i], members[j]))
         rows.append(cells)
     truncation = f"; {shown} of {len(names)} regions" if shown < len(names) else ""
     return boxed(
@@ -59,23 +59,15 @@ def cluster_html(
     return boxed(line(title), table(heads, rows), line(truncation), network)
 
 
-def _between(network: Matrices, sources: list[int], targets: list[int]) -> str:
+def _between(
+    latency_s: PairTable, bandwidth: PairTable, sources: list[int], targets: list[int]
+) -> str:
     """Text of a cell; on the diagonal, between devices of the region."""
-    pairs = np.ix_(sources, targets)
-    is_self = sources == targets
-    off = (
-        ~np.eye(len(sources), dtype=bool)
-        if is_self
-        else np.ones((len(sources), len(targets)), dtype=bool)
-    )
-    if not off.any():
+    if sources == targets and len(sources) == 1:
         return ""
-    with warnings.catch_warnings():
-        # no mean if no pair was measured
-        warnings.simplefilter("ignore", RuntimeWarning)
-        latency = float(np.nanmean(network.latency_s[pairs][off]))
-        bandwidth = float(np.nanmean(network.bandwidth_bytes_per_s[pairs][off]))
-    parts = [
-        "-" if np.isnan(value) else f"{value:.3g}" for value in (latency * 1e3, bandwidth * 8e-9)
-    ]
+    means = (
+        latency_s.mean_between(sources, targets) * 1e3,
+        bandwidth.mean_between(sources, targets) * 8e-9,
+    )
+    parts = ["-" if np.isnan(value) else f"{value:.3g}" for value in means]
     return "not measured" if parts == ["-", "-"] else "\u00a0/\u00a0".join(parts)

@@ -36,8 +36,9 @@ from planner.utils.validate import (
 Floats = NDArray[np.float64]
 MAX_DEVICES = 100_000
 """Largest number of devices made by `Network.replicate`."""
-MAX_HASHED = 16_384
-"""Devices above which the hash covers links between classes, not all pairs."""
+MAX_IN_PAIRS = 16_384
+"""Largest number of devices with arrays of all pairs, which then take 2.1 GB each. The hash of a
+larger network covers links between classes."""
 ROWS = 128
 """Rows of an array of all pairs that are validated at a time, which need little memory."""
 
@@ -183,7 +184,7 @@ class Network:
             Invalid names or values.
         """
         names, places = _device_names(ids, regions, len(class_of))
-        classes, index = np.unique(np.asarray(class_of, dtype=np.int64), return_inverse=True)
+        classes, index = np.unique(class_of, return_inverse=True)
         grid = np.ix_(classes, classes)
         latency = PairTable(latency_s[grid], index, 0.0)
         bandwidth = PairTable(bandwidth_bytes_per_s[grid], index, np.inf)
@@ -194,12 +195,22 @@ class Network:
     @cached_property
     def latency_s(self) -> Floats:
         """``float[N, N]``: one-way latency in seconds, 0 on the diagonal, NaN if not measured."""
-        return np.asarray(self.latency_table)
+        return self._in_pairs(self.latency_table)
 
     @cached_property
     def bandwidth_bytes_per_s(self) -> Floats:
         """``float[N, N]``: bytes per second, infinite on the diagonal, NaN if not measured."""
-        return np.asarray(self.bandwidth_table)
+        return self._in_pairs(self.bandwidth_table)
+
+    def _in_pairs(self, table: PairTable) -> Floats:
+        """Values of all pairs, unless they would fill the memory."""
+        if len(self) > MAX_IN_PAIRS and not table.is_full:
+            raise NetworkError(
+                f"the network has {len(self)} devices, and what was asked for needs the links of "
+                f"all pairs, for at most {MAX_IN_PAIRS} devices; give fewer, or plan with the "
+                "joint search (without a number of stages or pipelines)"
+            )
+        return np.asarray(table)
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:
@@ -339,15 +350,12 @@ class Network:
         pairs = self.latency_table.joins_two
         latency = quantity_range(self.latency_table.values[pairs], "s")
         bandwidth = quantity_range(self.bandwidth_table.values[pairs] * 8, "b/s")
-        missing = len(self.missing_pairs())
+        missing = self.num_missing
         lacks = f", {counted(missing, 'missing pair')}" if missing else ""
         return f"Network({self.size_words()}, {latency}, {bandwidth}{lacks})"
 
     def _repr_html_(self) -> str:
-        by_class = self.matrices()._replace(
-            latency_s=self.latency_table, bandwidth_bytes_per_s=self.bandwidth_table
-        )
-        return network_html(repr(self), by_class)
+        return network_html(repr(self), self.regions, self.latency_table, self.bandwidth_table)
 
     def size_words(self) -> str:
         """Number of devices, and of regions if there are fewer."""
@@ -388,7 +396,7 @@ class Network:
         for name in self.ids:
             digest.update(name.encode() + b"\0")
         tables = [self.latency_table, self.bandwidth_table]
-        if len(self) > MAX_HASHED:
+        if len(self) > MAX_IN_PAIRS:
             digest.update(self.class_of.astype("<i8").tobytes())
             some = [d for members in self.alike for d in members[:2]]
             tables = [table.picked(some) for table in tables]
@@ -406,15 +414,23 @@ class Network:
 
     @cached_property
     def _missing(self) -> tuple[tuple[int, int], ...]:
-        by_class = np.isnan(self.latency_table.values) | np.isnan(self.bandwidth_table.values)
-        if not (by_class & self.latency_table.joins_two).any():
+        if self.num_missing == 0:
             return ()
         missing = np.isnan(self.latency_s) | np.isnan(self.bandwidth_bytes_per_s)
         return tuple((int(i), int(j)) for i, j in np.argwhere(missing))
 
+    @cached_property
+    def num_missing(self) -> int:
+        """Number of ordered pairs whose latency or bandwidth was not measured."""
+        latency, bandwidth = self.latency_table, self.bandwidth_table
+        missing = np.isnan(latency.values) | np.isnan(bandwidth.values)
+        count = np.bincount(latency.class_of)
+        pairs = missing * count[:, None] * count
+        return int(pairs.sum() - (missing.diagonal() * count).sum())
+
     def require_complete(self) -> None:
         """Raise `NetworkError` if a pair is missing."""
-        if self.missing_pairs():
+        if self.num_missing:
             raise NetworkError(
                 f"{self.describe_missing()}; {self.missing_remedy()}, or plan without them: "
                 "network.complete(), --complete"
@@ -453,9 +469,11 @@ class Network:
             what is missing.
         """
         missing = set(self.missing_pairs())
-        arrays = {"latency": self.latency_s, "bandwidth": self.bandwidth_bytes_per_s}
+        tables = {"latency": self.latency_table, "bandwidth": self.bandwidth_table}
         assumed = " ".join(
-            formats.ASSUMED[quantity] for quantity, array in arrays.items() if np.isnan(array).any()
+            formats.ASSUMED[quantity]
+            for quantity, table in tables.items()
+            if (np.isnan(table.values) & table.joins_two).any()
         )
         command = f"planner networks {name}"
         if all((j, i) in missing for i, j in missing):

@@ -58,7 +58,8 @@ class PairTable:
         return np.where(is_own, self.own, values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.values if self.is_full else self._all(), dtype=dtype, copy=copy)
+        array = np.asarray(self.values if self.is_full else self._all(), dtype=dtype)
+        return array.copy() if copy else array
 
     def _all(self) -> Floats:
         values = self.values[np.ix_(self.class_of, self.class_of)]
@@ -106,6 +107,19 @@ class PairTable:
         last = len(class_of) - 1 - last
         values[np.diag_indices(len(first))] = self[first, last]
         return PairTable(values, class_of, self.own)
+
+    def mean_between(self, sources: Sequence[int], targets: Sequence[int]) -> float:
+        """Mean of the known values from some devices to others; NaN if none is known."""
+        (there, there_count), (here, here_count) = (
+            np.unique(self.class_of[list(devices)], return_counts=True)
+            for devices in (sources, targets)
+        )
+        pairs = np.outer(there_count, here_count)
+        own = self.class_of[np.intersect1d(sources, targets)]
+        np.subtract.at(pairs, (np.searchsorted(there, own), np.searchsorted(here, own)), 1)
+        values = self.values[np.ix_(there, here)]
+        known = (pairs > 0) & ~np.isnan(values)
+        return float(np.average(values[known], weights=pairs[known])) if known.any() else np.nan
 
     def picked(self, devices: Sequence[int]) -> PairTable:
         """The values of some devices, in that order."""

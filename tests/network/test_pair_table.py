@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.network.network import MAX_HASHED
+from planner.network.network import MAX_IN_PAIRS
 from planner.network.pair_table import PairTable
 
 
@@ -99,8 +99,10 @@ def test_large_networks_take_the_memory_of_their_classes() -> None:
     assert len(network.alike) == 8
     assert network.missing_pairs() == []
     assert network.subset(range(50_000, 100_000)).regions[0] == network.regions[50_000]
+    with pytest.raises(pl.NetworkError, match="for at most 16384"):
+        network.latency_s.max()
     slower = few.replicate(sizes, intra_latency_s=0.001, intra_bandwidth_bytes_per_s=9e8)
-    assert len(network) > MAX_HASHED and network != slower
+    assert len(network) > MAX_IN_PAIRS and network != slower
     with pytest.raises(pl.NetworkError, match="at most 100000"):
         few.replicate(
             dict.fromkeys(few.ids, 12_501), intra_latency_s=0, intra_bandwidth_bytes_per_s=1

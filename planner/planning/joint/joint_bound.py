@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.planning.calibrated import fastest_measured
 from planner.planning.joint.stage_requirements import (
+    KEPT_BLOCKS,
     DevicePool,
     Floats,
     Requirement,
@@ -277,15 +278,15 @@ class _RoleWeights:
         self, requirements: StageRequirements, role: Callable[[StageRequirements], Requirement]
     ) -> None:
         self.requirements = requirements
-        self.role, self.requirement = role, cache(role)
+        self._role = role
+        self._kept: dict[int, Requirement] = {}
 
     @cached_property
     def shortest_s(self) -> Floats:
         """``float[P]``: a limit below which no number of devices suffices for a part."""
         shortest_s = np.full(len(self.requirements.starts), np.inf)
         for block in self._blocks():
-            # not kept, since most blocks are used only here
-            need = self.role(block)
+            need = self.requirement(block)
             most_flops_per_s, most_up = block.most_flops_per_s, block.most_up
             limits = (
                 need.least_s,
@@ -298,6 +299,14 @@ class _RoleWeights:
                 shortest_s, np.where(need.fits, longest_s, np.inf).min(axis=1), out=shortest_s
             )
         return shortest_s * (1 - ROUNDING)
+
+    def requirement(self, block: StageRequirements) -> Requirement:
+        """The requirements of a block, of which the first ones are kept."""
+        if (requirement := self._kept.get(block.first)) is None:
+            requirement = self._role(block)
+            if len(self._kept) < KEPT_BLOCKS:
+                self._kept[block.first] = requirement
+        return requirement
 
     def _blocks(self) -> Iterator[StageRequirements]:
         index = 0

@@ -37,7 +37,7 @@ class ModelArrays(NamedTuple):
     max_in_flight
         Microbatches between forward and backward that a device may hold.
     min_devices, max_devices
-        Least and most devices of a stage: more than microbatches have nothing to do.
+        Least and most devices of a stage.
     layers_free, recompute_free
         Whether layers may move, and whether stages may recompute where memory is short.
     recompute

@@ -33,6 +33,10 @@ from planner.workload.workload import Workload
 
 MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
+MAX_IDLE_DEVICES = 1024
+"""Devices that a stage may have, however few microbatches there are. With more devices than
+microbatches some are idle; the search leaves them out in the end, and needs them as a detour. In
+clusters of many thousands such stages would fill the memory with pairs of devices."""
 CHUNK = 2000
 """Moves between two checks of the stopping criterion: about ten milliseconds."""
 MOVES_PER_EFFORT = 180_000.0
@@ -171,7 +175,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         wait_usd_per_s=constraints.objective.wait_usd_per_s,
         max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
         min_devices=min_devices,
-        max_devices=max(min_devices, workload.batch_samples // samples),
+        max_devices=max(min_devices, workload.batch_samples // samples, MAX_IDLE_DEVICES),
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
         recompute=recompute,

@@ -96,6 +96,8 @@ MEMORY_SLACK = 1e-6
 """Relative: a plan may exceed the memory of its devices by rounding."""
 BLOCK = 512
 """Numbers of devices in a block."""
+KEPT_BLOCKS = 4
+"""Blocks that are kept: few stages are lightest with more devices."""
 COLUMNS = (
     "m",
     "microbatches_per_device",
@@ -355,15 +357,18 @@ class StageRequirements:
         first = index * BLOCK
         if first >= self.num_devices:
             return None
-        if index not in self._blocks:
+        block = self._blocks.get(index)
+        if block is None:
             block = copy(self)
+            block._blocks = {}
             numbers = slice(first, first + BLOCK)
             for name in COLUMNS:
                 setattr(block, name, getattr(self, name)[numbers])
             block.first = first
             block._set_averaging()
-            self._blocks[index] = block
-        return self._blocks[index]
+            if index < KEPT_BLOCKS:
+                self._blocks[index] = block
+        return block
 
     def _set_stage_costs(
         self,
