@@ -96,7 +96,7 @@ MEMORY_SLACK = 1e-6
 """Relative: a plan may exceed the memory of its devices by rounding."""
 BLOCK = 512
 """Numbers of devices in a block."""
-KEPT_BLOCKS = 4
+KEPT_BLOCKS = 2
 """Blocks that are kept: few stages are lightest with more devices."""
 COLUMNS = (
     "m",
