@@ -36,8 +36,10 @@ class ModelArrays(NamedTuple):
         Whether the objective is cost, and the value of waiting.
     max_in_flight
         Microbatches between forward and backward that a device may hold.
-    min_devices, max_devices
-        Least and most devices of a stage.
+    min_devices
+        Least devices of a stage.
+    max_devices
+        ``int[S + 1]``: most devices of a stage, by the number of stages.
     layers_free, recompute_free
         Whether layers may move, and whether stages may recompute where memory is short.
     recompute
@@ -70,7 +72,7 @@ class ModelArrays(NamedTuple):
     wait_usd_per_s: float
     max_in_flight: float
     min_devices: int
-    max_devices: int
+    max_devices: Ints
     layers_free: bool
     recompute_free: bool
     recompute: Bools

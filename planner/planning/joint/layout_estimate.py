@@ -91,7 +91,7 @@ def _stage_period(
     )
     counts = state.counts[j]
     num_classes = len(counts)
-    if not model.min_devices <= counts.sum() <= model.max_devices:
+    if not model.min_devices <= counts.sum() <= model.max_devices[state.stages[0]]:
         return np.inf
     keeping_room, recomputing_room = 0.0, 0.0
     for c in range(num_classes):

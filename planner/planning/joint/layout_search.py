@@ -35,8 +35,9 @@ MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
 MAX_IDLE_DEVICES = 1024
 """Devices that a stage may have, however few microbatches there are. With more devices than
-microbatches some are idle; the search leaves them out in the end, and needs them as a detour. In
-clusters of many thousands such stages would fill the memory with pairs of devices."""
+microbatches some are idle; the search leaves them out in the end, and needs them as a detour."""
+MAX_PAIRS = 1e8
+"""Pairs of devices of neighbouring stages, of which a candidate needs three arrays."""
 CHUNK = 2000
 """Moves between two checks of the stopping criterion: about ten milliseconds."""
 MOVES_PER_EFFORT = 180_000.0
@@ -175,7 +176,13 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         wait_usd_per_s=constraints.objective.wait_usd_per_s,
         max_in_flight=math.inf if constraints.in_flight is None else float(constraints.in_flight),
         min_devices=min_devices,
-        max_devices=max(min_devices, workload.batch_samples // samples, MAX_IDLE_DEVICES),
+        max_devices=np.maximum(
+            np.minimum(
+                max(workload.batch_samples // samples, MAX_IDLE_DEVICES),
+                np.sqrt(MAX_PAIRS / np.maximum(np.arange(max_stages + 1) - 1, 1)).astype(np.int64),
+            ),
+            min_devices,
+        ),
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
         recompute=recompute,
@@ -582,7 +589,8 @@ class LayoutSearch:
     def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
         state = self._empty_state()
         state.stages[0] = stages
-        devices = np.repeat(chain, self.classes.size[chain])[: stages * self.model.max_devices]
+        devices = np.repeat(chain, self.classes.size[chain])
+        devices = devices[: stages * self.model.max_devices[stages]]
         place = np.arange(len(devices))
         stage = place % stages if spread else place * stages // len(devices)
         np.add.at(state.counts, (stage, devices), 1)
