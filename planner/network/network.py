@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,12 @@ class Network:
         Invalid shapes, names or values.
     """
 
-    latency_table: PairTable
-    bandwidth_table: PairTable
+    latency_s: Floats
+    bandwidth_bytes_per_s: Floats
     ids: tuple[str, ...]
     regions: tuple[str, ...]
+    latency_table: PairTable = dataclass_field(init=False)
+    bandwidth_table: PairTable = dataclass_field(init=False)
 
     def __init__(
         self,
@@ -192,25 +195,21 @@ class Network:
         cls(latency.between(some), bandwidth.between(some), [names[d] for d in some])
         return cls.of_valid(latency, bandwidth, names, places)
 
-    @cached_property
-    def latency_s(self) -> Floats:
-        """``float[N, N]``: one-way latency in seconds, 0 on the diagonal, NaN if not measured."""
-        return self._in_pairs(self.latency_table)
-
-    @cached_property
-    def bandwidth_bytes_per_s(self) -> Floats:
-        """``float[N, N]``: bytes per second, infinite on the diagonal, NaN if not measured."""
-        return self._in_pairs(self.bandwidth_table)
-
-    def _in_pairs(self, table: PairTable) -> Floats:
-        """Values of all pairs, unless they would fill the memory."""
+    def __getattr__(self, name: str) -> Floats:
+        """Arrays of all pairs, when first asked for, unless they would fill the memory."""
+        tables = {"latency_s": "latency_table", "bandwidth_bytes_per_s": "bandwidth_table"}
+        if name not in tables:
+            raise AttributeError(f"'Network' object has no attribute {name!r}")
+        table: PairTable = getattr(self, tables[name])
         if len(self) > MAX_IN_PAIRS and not table.is_full:
             raise NetworkError(
                 f"the network has {len(self)} devices, and what was asked for needs the links of "
                 f"all pairs, for at most {MAX_IN_PAIRS} devices; give fewer, or plan with the "
                 "joint search (without a number of stages or pipelines)"
             )
-        return np.asarray(table)
+        array = np.asarray(table)
+        object.__setattr__(self, name, array)
+        return array
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +48,8 @@ def test_networks_by_class_are_those_by_pairs(network: pl.Network, seed: int) ->
     assert part == network.subset(chosen)
     assert part.alike == network.subset(chosen).alike
     assert not network.latency_s.flags.writeable
+    assert replace(network, regions=network.ids) == network
+    assert pickle.loads(pickle.dumps(network)) == network
 
 
 @given(networks(), st.integers(0, 10**6))
