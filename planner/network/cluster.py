@@ -520,13 +520,7 @@ class Cluster:
         unlimited = np.full(n, np.inf)
         up = unlimited if self.upload_bytes_per_s is None else self.upload_bytes_per_s
         down = unlimited if self.download_bytes_per_s is None else self.download_bytes_per_s
-        # classes of devices with the same links, limits and sites
-        columns = [network.latency_table.class_of, up, down, *self.inside.values()]
-        _, class_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-        latency, table = (
-            table.with_classes(class_of.ravel())
-            for table in (network.latency_table, network.bandwidth_table)
-        )
+        latency, table = network.tables_by(up, down, *self.inside.values())
         first = table.first
         rate = np.minimum(np.minimum(table.values, up[first, None]), down[None, first])
         for i, j, limit in site_pairs:

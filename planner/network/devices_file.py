@@ -408,18 +408,14 @@ def _with_gpu_links(
         np.array([0.0 if link is None else getattr(link, name) for link in links])
         for name in ("latency_s", "bandwidth_bytes_per_s")
     )
-    # classes of devices with the same links within their machine and outside
-    columns = np.stack([network.latency_table.class_of, machine, latency, bandwidth], axis=1)
-    class_of = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
-    away = network.latency_table.with_classes(class_of)
-    rate = network.bandwidth_table.with_classes(class_of)
+    away, rate = network.tables_by(machine, latency, bandwidth)
     machine, latency, bandwidth = machine[away.first], latency[away.first], bandwidth[away.first]
     inside = (machine[:, None] == machine[None, :]) & (names[machine] != "")[:, None]
     away_s = np.where(inside, np.maximum.outer(latency, latency), away.values)
     bytes_per_s = np.where(inside, np.minimum.outer(bandwidth, bandwidth), rate.values)
     return Network.of_valid(
-        PairTable(away_s, class_of, away.own),
-        PairTable(bytes_per_s, class_of, rate.own),
+        PairTable(away_s, away.class_of, away.own),
+        PairTable(bytes_per_s, rate.class_of, rate.own),
         network.ids,
         network.regions,
     )

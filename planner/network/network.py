@@ -529,6 +529,26 @@ class Network:
         latency, bandwidth = (table.picked(index) for table in tables)
         return Network.of_valid(latency, bandwidth, ids, regions)
 
+    def tables_by(self, *columns: ArrayLike) -> tuple[PairTable, PairTable]:
+        """Latency and bandwidth by classes of devices that agree in other properties, too.
+
+        Parameters
+        ----------
+        columns
+            ``float[N]`` each: properties of the devices.
+
+        Returns
+        -------
+        tuple[PairTable, PairTable]
+            The same values, in classes that are equal or smaller.
+        """
+        rows = np.stack([self.latency_table.class_of, *columns], axis=1)
+        class_of = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
+        return (
+            self.latency_table.with_classes(class_of),
+            self.bandwidth_table.with_classes(class_of),
+        )
+
     def index_of(self, device: int | str) -> int:
         """Index of a device given by index or id.
 

@@ -74,7 +74,7 @@ class PairTable:
 
     def row(self, device: int) -> Floats:
         """``float[N]``: values from a device to all."""
-        return np.asarray(self[device, np.arange(len(self))])
+        return np.asarray(self[device, self._devices])
 
     @cached_property
     def first(self) -> Ints:
@@ -100,7 +100,7 @@ class PairTable:
 
     def with_classes(self, class_of: Ints) -> PairTable:
         """The same values by other classes of devices, which can be exchanged."""
-        _, first, _size = np.unique(class_of, return_index=True, return_counts=True)
+        _, first = np.unique(class_of, return_index=True)
         values = self.between(first)
         # within a class, between its first device and the last
         _, last = np.unique(class_of[::-1], return_index=True)

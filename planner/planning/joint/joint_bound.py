@@ -25,7 +25,7 @@ over m, the lightest split a shortest path over the layers, and the bound is fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -285,7 +285,7 @@ class _RoleWeights:
     def shortest_s(self) -> Floats:
         """``float[P]``: a limit below which no number of devices suffices for a part."""
         shortest_s = np.full(len(self.requirements.starts), np.inf)
-        for block in self._blocks():
+        for block in self.requirements.blocks():
             need = self.requirement(block)
             most_flops_per_s, most_up = block.most_flops_per_s, block.most_up
             limits = (
@@ -308,12 +308,6 @@ class _RoleWeights:
                 self._kept[block.first] = requirement
         return requirement
 
-    def _blocks(self) -> Iterator[StageRequirements]:
-        index = 0
-        while (block := self.requirements.block(index)) is not None:
-            yield block
-            index += 1
-
     def at(self, limit: float, weights: DualWeights) -> Floats:
         """Weights for stages that end within a limit; infinite if no number of devices suffices.
 
@@ -325,7 +319,7 @@ class _RoleWeights:
         whole = self.requirements
         least = np.full(len(whole.starts), np.inf)
         is_possible = self.shortest_s <= limit
-        for block in self._blocks():
+        for block in whole.blocks():
             # the slowest devices weigh least, and more of them weigh no less
             slowest = (block.least_flops_per_s[0], block.least_up[0], block.m[0])
             is_open = is_possible & (least > _weight_sum(weights, slowest, whole))

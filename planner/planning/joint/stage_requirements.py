@@ -77,7 +77,7 @@ than all devices have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -285,7 +285,7 @@ class Requirement(NamedTuple):
 class StageRequirements:
     """Requirements of all parts of a workload's layers as stages of a device pool.
 
-    Those of a role are computed for a `block` of numbers of devices.
+    Those of a role are computed for blocks of numbers of devices.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ class StageRequirements:
     starts, stops
         ``int[P]``: layers of every part.
     m
-        ``float[M]``: numbers of devices, of the whole 1 to N, of a `block` some of them.
+        ``float[M]``: numbers of devices, of the whole 1 to N, of a block some of them.
     most_flops_per_s, least_flops_per_s, most_up, least_up
         ``float[M]``: sums over the m fastest and the m slowest devices.
     scale_s
@@ -349,15 +349,14 @@ class StageRequirements:
         self.first = 0
         self._blocks: dict[int, StageRequirements] = {}
 
-    def block(self, index: int) -> StageRequirements | None:
-        """The requirements for some numbers of devices, ascending with the index.
+    def blocks(self) -> Iterator[StageRequirements]:
+        """The requirements for some numbers of devices each, in ascending order."""
+        for first in range(0, self.num_devices, BLOCK):
+            yield self._block(first)
 
-        Together, the blocks have all numbers; None after the last.
-        """
-        first = index * BLOCK
-        if first >= self.num_devices:
-            return None
-        block = self._blocks.get(index)
+    def _block(self, first: int) -> StageRequirements:
+        """The requirements for the numbers of devices after ``first``."""
+        block = self._blocks.get(first)
         if block is None:
             block = copy(self)
             block._blocks = {}
@@ -366,8 +365,8 @@ class StageRequirements:
                 setattr(block, name, getattr(self, name)[numbers])
             block.first = first
             block._set_averaging()
-            if index < KEPT_BLOCKS:
-                self._blocks[index] = block
+            if len(self._blocks) < KEPT_BLOCKS:
+                self._blocks[first] = block
         return block
 
     def _set_stage_costs(
