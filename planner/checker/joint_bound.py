@@ -71,7 +71,11 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if type(samples) is not int or samples < 1 or plan.workload.microbatch_samples % samples:
         return False
-    if any(plan.recompute) and witness["recompute"] is not True:
+    sizes = [stop - start for start, stop in plan.stage_layers]
+    if witness["recompute"] != "layers" and not all(
+        count == 0 or (witness["recompute"] is True and count == size)
+        for count, size in zip(plan.recompute, sizes, strict=True)
+    ):
         return False
     if plan.schedules[0].head is not Head.LAST and stages > 1:
         return False
@@ -255,10 +259,15 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
         start, stop = plan.stage_layers[j]
         forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
         forward += w.stem.forward_flops if start == 0 else 0.0
-        # with recomputation, B includes F
+        # B includes F of the layers that are recomputed
+        kept = math.fsum(
+            layer.forward_flops for layer in w.layers[start + plan.recompute[j] : stop]
+        )
+        kept += w.stem.forward_flops if start == 0 and not plan.recompute[j] else 0.0
+        again = 1 - kept / forward if forward > 0 else 0.0
         operations = [
             (forward, times.forward_s[d]),
-            (2 * forward, times.backward_s[d] - plan.recompute[j] * times.forward_s[d]),
+            (2 * forward, times.backward_s[d] - again * times.forward_s[d]),
         ]
         # the head may run on this stage in other plans
         if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
@@ -282,7 +291,7 @@ class _Splits:
     ) -> None:
         self.devices, self.workload = devices, plan.workload
         self.samples = int(witness["microbatch_samples"])
-        self.recompute_options = (False, True) if witness["recompute"] is True else (False,)
+        self.recompute: object = witness["recompute"]
         self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         w = plan.workload
         formats = (w.precision.compute, w.precision.gradients)
@@ -418,25 +427,34 @@ class _Stage:
         self._memory(a, b)
 
     def _memory(self, a: int, b: int) -> None:
-        """Microbatches that each device can hold, with and without recomputation."""
+        """FLOPs of B, at least, and microbatches that each device can hold, at most.
+
+        If the stage recomputes no layers, at most half of them, more, or all.
+        """
         common, w = self.common, self.common.workload
-        self.max_live = {}
-        needs_by_option = {
-            recompute: stage_memory(w, a, b, runs_head=b == common.num_layers, recomputes=recompute)
-            for recompute in common.recompute_options
-        }
-        # recomputation does not change the state
-        state = next(iter(needs_by_option.values())).state
-        available = common.memory * (1 + MEMORY_ROUNDING) - state
-        for recompute, needs in needs_by_option.items():
-            microbatch_bytes, remaining_bytes = needs.saved, available - needs.operation
-            suffices = (
-                np.floor(remaining_bytes / microbatch_bytes)
-                if microbatch_bytes > 0
-                else np.where(remaining_bytes >= 0, math.inf, 0.0)
+        needs = stage_memory(w, a, b, runs_head=b == common.num_layers)
+        sizes, size_of = np.unique(common.memory, return_inverse=True)
+        held = sizes[:, None] * (1 + MEMORY_ROUNDING) - needs.state - needs.operation
+        with np.errstate(divide="ignore", invalid="ignore"):
+            suffices = np.floor(held / needs.saved)
+        suffices = np.where(needs.saved > 0, suffices, np.where(held >= 0, math.inf, 0.0))
+        suffices = np.clip(suffices, 0, common.microbatches)
+        available = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+        count, half = b - a, (b - a) // 2
+        groups = [(0, 0)]
+        if common.recompute == "layers":
+            groups += [(1, half), (half + 1, count - 1)]
+        if common.recompute in (True, "layers"):
+            groups.append((count, count))
+        self.max_live = [
+            (
+                2 * self.forward_flops + common.forward(a, a + first),
+                suffices[:, first : last + 1].max(axis=1)[size_of],
             )
-            self.max_live[recompute] = np.clip(suffices, 0, common.microbatches)
-        some = max(live[0] for live in self.max_live.values()) >= 1
+            for first, last in groups
+            if first <= last
+        ]
+        some = max(live[0] for _, live in self.max_live) >= 1
         self.fits = (
             (available >= 0).cumsum() >= common.m if some else np.zeros(len(available), dtype=bool)
         )
@@ -485,8 +503,7 @@ class _Stage:
         """Weights if B, and F beyond what memory holds, follow the step end."""
         common = self.common
         microbatches_per_device = np.ceil(common.microbatches / common.m)
-        for recompute, live in self.max_live.items():
-            backward_flops = (3 if recompute else 2) * self.forward_flops
+        for backward_flops, live in self.max_live:
             late_forwards = np.maximum(common.microbatches - live.cumsum(), 0)
             begin_s = self.turnaround_s + self.hop_out_s
             remaining_s = limit - self.tail_s

@@ -4,10 +4,11 @@ State: fp32 parameters, gradients and moments as the workload states them, and c
 parameters but the embedding's in the format of compute. With optimizer state in k shards: one k-th
 of the parameters and moments, fp32 gradients of all, and what operations use: copies in the format
 of compute, of the embedding in fp32. Saved: what layers save of each microbatch between F and B,
-and the stage's output. The largest operation: B of one layer, B of the embedding,
-or H with its logits, of which at most 2**28 are computed at a time, with their gradient or with
-2**24 of them in fp32. Four messages are on their way to or from other stages. With tensor
-parallelism the bytes are those of all GPUs of a worker.
+and the stage's output; of the first layers, if they are recomputed, their input instead. The
+largest operation: B of one layer, B of the embedding, or H with its logits, of which at most 2**28
+are computed at a time, with their gradient or with 2**24 of them in fp32. B frees what F saved
+before the first layers are computed again. Four messages are on their way to or from other stages.
+With tensor parallelism the bytes are those of all GPUs of a worker.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
+from planner.search.arrays import Floats
 from planner.workload.layers import Family
 from planner.workload.workload import Workload
 
@@ -22,16 +26,17 @@ CHUNK_LOGITS, BLOCK_LOGITS = 2**28, 2**24
 
 
 class StageMemory(NamedTuple):
-    """Bytes of the state, of each microbatch between F and B, and of the largest operation."""
+    """Bytes of the state, of each microbatch between F and B, and of the largest operation.
+
+    The latter two by the number of the stage's first layers that are recomputed.
+    """
 
     state: float
-    saved: float
-    operation: float
+    saved: Floats
+    operation: Floats
 
 
-def stage_memory(
-    workload: Workload, start: int, stop: int, *, runs_head: bool, recomputes: bool
-) -> StageMemory:
+def stage_memory(workload: Workload, start: int, stop: int, *, runs_head: bool) -> StageMemory:
     """Memory of layers ``start`` to ``stop - 1``; the embedding belongs to layer 0."""
     w, samples, first = workload, workload.microbatch_samples, start == 0
     owned = sum(layer.parameters for layer in w.layers[start:stop])
@@ -44,20 +49,17 @@ def stage_memory(
         state = (owned + embedding + head) * (4.0 + 12.0 / w.optimizer_shards)
         in_fp32 = w.precision.compute.bytes == 4 or w.architecture is None
         state += 4.0 * (owned + head + embedding if in_fp32 else embedding)
-    activations = sum(layer.saved_bytes for layer in w.layers[start:stop])
-    activations += w.stem.saved_bytes if first else 0.0
-    # a codec's input, not its output
-    outputs = [layer.output_bytes / w.boundary_ratio for layer in w.layers]
-    input_bytes = 0.0 if first else outputs[start - 1]
-    output_bytes = outputs[stop - 1]
     arch = w.architecture
+    kept, repeated = _activations(w, start, stop)
+    # a codec's input, not its output
+    outputs = [layer.output_bytes / w.boundary_ratio * samples for layer in w.layers]
+    saved = kept.copy()
+    saved[1:] += 0.0 if first else outputs[start - 1]
+    saved[-1] += outputs[stop - 1] if runs_head else 0.0
+    beyond_kept = np.maximum(repeated - kept, 0.0)
     if arch is None:
-        logits = w.head.saved_bytes if runs_head else 0.0
-        if recomputes:
-            saved = input_bytes + (output_bytes if runs_head else 0.0)
-            return StageMemory(state, saved * samples, max(logits, activations) * samples)
-        return StageMemory(state, activations * samples, logits * samples)
-    activations += output_bytes
+        logits = w.head.saved_bytes * samples if runs_head else 0.0
+        return StageMemory(state, saved, np.maximum(logits, beyond_kept))
     compute = w.precision.compute.bytes
     if compute < w.precision.parameters.bytes:
         copied = owned + head + (w.tied_parameters if first and runs_head else 0)
@@ -72,18 +74,17 @@ def stage_memory(
     tokens = samples * arch.sequence
     # every GPU of a worker gathers a layer's input, and has a gradient of it, for all tokens
     others = w.tensor_parallel - 1
-    recomputed = activations * samples if recomputes else 0.0
-    operations = [compute * (tokens * _gradients(w) + _matrix(w)) + recomputed]
+    layer = compute * (tokens * _gradients(w) + _matrix(w))
     if others:
         # the input, and the gradients of two products with it; those of their matrices, too
-        operations[0] += others * 3 * compute * tokens * arch.hidden
-        operations[0] += 0 if arch.kind is Family.GPT2 else compute * arch.hidden * arch.ffn
+        layer += others * 3 * compute * tokens * arch.hidden
+        layer += 0 if arch.kind is Family.GPT2 else compute * arch.hidden * arch.ffn
+    largest = layer + beyond_kept
     if first:
         # the stage's activations are freed by then
-        freed = 0.0 if recomputes else activations * samples
         table = arch.vocabulary * arch.hidden
         looked_up = 20.0 * tokens * arch.hidden * w.tensor_parallel
-        operations.append(4.0 * table + looked_up - freed)
+        largest = np.maximum(largest, 4.0 * table + looked_up - kept)
     if runs_head:
         # a position has the logits of every sample; passes over the sequence are equally long
         positions = CHUNK_LOGITS // (samples * arch.vocabulary) or 1
@@ -92,21 +93,33 @@ def stage_memory(
         logit_count = samples * positions * arch.vocabulary
         block = w.tensor_parallel * max(BLOCK_LOGITS, arch.vocabulary)
         converted = min(logit_count, block) * (8.0 if compute < 4 else 4.0)
-        operations.append(
+        largest = np.maximum(
+            largest,
             compute * logit_count
             + max(compute * logit_count, converted, compute * arch.vocabulary * arch.hidden)
-            + 2.0 * compute * tokens * arch.hidden * w.tensor_parallel
+            + 2.0 * compute * tokens * arch.hidden * w.tensor_parallel,
         )
-    largest = max(operations)
     if arch.window is not None and arch.window < arch.sequence:
         largest += compute * float(arch.sequence) ** 2 * w.tensor_parallel
     if (start, stop) != (0, len(w.layers)):
         largest += w.tensor_parallel * 4 * samples * max(x.output_bytes for x in w.layers)
-    if recomputes:
-        return StageMemory(
-            state, (input_bytes + (output_bytes if runs_head else 0.0)) * samples, largest
-        )
-    return StageMemory(state, activations * samples, largest)
+    return StageMemory(state, saved, largest)
+
+
+def _activations(w: Workload, start: int, stop: int) -> tuple[Floats, Floats]:
+    """Bytes of a microbatch that F saves, and that B computes again, by the number recomputed.
+
+    Both with the output of their last layer, which waits for its gradient.
+    """
+    layers = np.array([layer.saved_bytes for layer in w.layers[start:stop]])
+    layers[0] += w.stem.saved_bytes if start == 0 else 0.0
+    repeated = np.append(0.0, layers.cumsum())
+    kept = np.append(layers[::-1].cumsum()[::-1], 0.0)
+    if w.architecture is not None:
+        outputs = [layer.output_bytes / w.boundary_ratio for layer in w.layers[start:stop]]
+        repeated[1:] += outputs
+        kept[:-1] += outputs[-1]
+    return kept * w.microbatch_samples, repeated * w.microbatch_samples
 
 
 def _on_every_gpu(

@@ -107,14 +107,11 @@ def _path_problem(
 def _max_live(plan: TrainingPlan, d: int) -> int:
     """Microbatches that fit into a device's memory beside its stage."""
     w, j = plan.workload, plan.stage_of[d]
-    needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0, recomputes=plan.recompute[j])
-    available = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
+    needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0)
+    saved, operation = needs.saved[plan.recompute[j]], needs.operation[plan.recompute[j]]
+    available = float(plan.cluster.memory_bytes[d]) - operation - needs.state
     microbatches = len(plan.schedules[0].paths)
-    return (
-        microbatches
-        if needs.saved == 0
-        else max(0, min(microbatches, int(available // needs.saved)))
-    )
+    return microbatches if saved == 0 else max(0, min(microbatches, int(available // saved)))
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:

@@ -27,7 +27,8 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     if plan.averages_for:  # aggregators only affect averaging
         plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     plan_shape = ([list(span) for span in plan.stage_layers], plan.workload.microbatch_samples)
-    plan_recompute = plan.recompute
+    sizes = [b - a for a, b in plan.stage_layers]
+    recomputes_all = [count == n for count, n in zip(plan.recompute, sizes, strict=True)]
     bounds: list[float] = []
     has_plan_shape = False
     try:
@@ -37,7 +38,7 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
             recompute = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
             has_plan_shape |= (layers, samples) == plan_shape and all(
                 not claimed or recomputes
-                for claimed, recomputes in zip(recompute, plan_recompute, strict=True)
+                for claimed, recomputes in zip(recompute, recomputes_all, strict=True)
             )
             bounds.append(_shape_bound_s(plan, layers, samples, recompute))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):

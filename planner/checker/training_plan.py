@@ -171,8 +171,10 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
         flops += w.stem.forward_flops if j == 0 else 0.0
         forward = flops * w.microbatch_samples / float(plan.cluster.flops[d])
         head = 3 * w.head.forward_flops * w.microbatch_samples / float(plan.cluster.flops[d])
-        # with recomputation the backward pass includes a forward pass
-        backward = (3 if plan.recompute[j] else 2) * forward
+        # the backward pass includes the forward pass of layers that are recomputed
+        again = sum(layer.forward_flops for layer in w.layers[start : start + plan.recompute[j]])
+        again += w.stem.forward_flops if j == 0 and plan.recompute[j] else 0.0
+        backward = 2 * forward + again * w.microbatch_samples / float(plan.cluster.flops[d])
         for name, value in (
             ("forward_s", forward),
             ("backward_s", backward),
@@ -228,6 +230,11 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
     """Check TC1 with live memory: activations between F and B, weights, optimizer state."""
     w = plan.workload
     stage_of = plan.stage_of
+    # devices of one stage hold the same parameters, whether they run H or not
+    needs = [
+        stage_memory(w, *span, runs_head=j == plan.head_stage)
+        for j, span in enumerate(plan.stage_layers)
+    ]
     for k, s in enumerate(plan.schedules):
         for d, order in enumerate(s.order):
             if d not in stage_of:
@@ -237,13 +244,8 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
                 peak = max(peak, live)
-            # devices of one stage hold the same parameters, whether they run H or not
-            runs_head = j == plan.head_stage
-            recomputes = plan.recompute[j]
-            needs = stage_memory(
-                w, *plan.stage_layers[j], runs_head=runs_head, recomputes=recomputes
-            )
-            need = needs.state + peak * needs.saved + needs.operation
+            state, saved, operation = needs[j]
+            need = state + peak * saved[plan.recompute[j]] + operation[plan.recompute[j]]
             available = float(plan.cluster.memory_bytes[d])
             if need > available * (1 + 1e-9):
                 yield Violation(

@@ -11,7 +11,7 @@ from planner.planning.request import InnerAveraging
 from planner.report.figures import digits, memory, seconds, tokens_per_s
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import number_ranges, quantity
+from planner.utils.text import quantity
 
 ABOUT = "show two plans side by side"
 EXAMPLE = "planner compare a.json b.json"
@@ -41,8 +41,7 @@ def _text(what: str, value: Any) -> str:
     if value is None:
         return "-"
     if what == "recompute":
-        stages = [j for j, does in enumerate(value) if does]
-        return "all" if all(value) else number_ranges(stages) if stages else "none"
+        return ", ".join(map(str, value)) if any(value) else "none"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if what.endswith("_s") and what != "tokens_per_s":

@@ -175,23 +175,17 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
-    stages = [j for j, does in enumerate(plan.recompute) if does]
-    if stages:
-        which = number_ranges(stages).replace(",", ", ")
-        if all(plan.recompute):
-            yield (
-                "Every stage keeps only its input and recomputes activations in the backward pass."
-            )
-        elif len(stages) == 1:
-            yield (
-                f"Stage {which} keeps only its input and recomputes activations in the backward "
-                "pass."
-            )
-        else:
-            yield (
-                f"Stages {which} keep only their input and recompute activations in the backward "
-                "pass."
-            )
+    if any(plan.recompute):
+        stages_by_layers: dict[str, list[int]] = {}
+        for j, layers in enumerate(plan.recomputed_layers):
+            stages_by_layers.setdefault(layers, []).append(j)
+        stages_by_layers.pop("none", None)
+        recomputed = (
+            f"{layers} of {'stage' if len(stages) == 1 else 'stages'} "
+            f"{number_ranges(stages).replace(',', ', ')}"
+            for layers, stages in stages_by_layers.items()
+        )
+        yield f"Layers that the backward pass recomputes: {'; '.join(recomputed)}."
     if plan.two_frequency:
         counts = sorted({len(rounds[0]) for rounds in plan.averaging})
         regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))

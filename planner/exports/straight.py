@@ -87,8 +87,9 @@ def _unsupported(
         return "microbatches that are routed at run time", "plan without --wiring stochastic"
     if any(plan.recompute) and not recompute:
         return "recomputation of whole stages", "plan with --recompute none"
-    if any(plan.recompute) and not all(plan.recompute):
-        return "recomputation on some of the stages", "plan with --recompute none or all"
+    layers = tuple(stop - start for start, stop in plan.stage_layers)
+    if plan.recompute not in ((0,) * len(layers), layers):
+        return "recomputation of some of the layers", "plan with --recompute none or all"
     if plan.codec is not Codec.NONE:
         return f"gradients encoded as {plan.codec}", "plan without --codec"
     if workload.boundary_codec is not BoundaryCodec.NONE:

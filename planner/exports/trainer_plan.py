@@ -100,7 +100,7 @@ class TrainerPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether all stages recompute activations; mixed plans are rejected before."""
+        """Whether all layers are recomputed; plans with some of them are rejected before."""
         return any(self.plan.recompute)
 
     @property

@@ -149,7 +149,7 @@ def _unsimulated(
         compute_times=times,
         assignment=assignment,
         stage_layers=shape.layers,
-        recompute=shape.recompute,
+        recompute=shape.recomputed(),
         schedules=schedules,
         cycle=request.cycle(shape.stages),
         averaging=tuple(rounds for rounds, _ in stage_averaging(problem, shape, assignment.groups)),

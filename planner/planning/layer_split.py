@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.workload.costs import StageCosts, stage_costs
+from planner.workload.costs import StageCosts, least_memory_costs, stage_costs
 from planner.workload.workload import Workload
 
 Cut = tuple[tuple[int, ...], tuple[float, ...]]
@@ -30,7 +30,7 @@ def balanced_split(
     workload: Workload,
     groups: Sequence[Sequence[int]],
     head_stage: int,
-    recompute: Sequence[bool] = (),
+    recompute: Sequence[int] = (),
 ) -> tuple[tuple[int, int], ...]:
     """Contiguous layer ranges that minimise the largest stage time (exact, dynamic program).
 
@@ -47,14 +47,14 @@ def balanced_split(
         raise ProblemError(
             f"{workload.name} has {layers} layers for {stages} stages; ask for fewer stages"
         )
-    recomputes = recompute or (False,) * stages
+    recomputed = recompute or (0,) * stages
     speed = [min(float(cluster.flops[d]) for d in group) for group in groups]
     memory = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
 
     def seconds(j: int, start: int, stop: int) -> float:
         """Time of one microbatch through a stage, infinite if memory cannot hold it."""
         costs = stage_costs(
-            workload, start, stop, with_head=j == head_stage, recompute=recomputes[j]
+            workload, start, stop, with_head=j == head_stage, recomputed=recomputed[j]
         )
         return math.inf if costs.need_bytes(1) > memory[j] else costs.busy_s(speed[j])
 
@@ -106,34 +106,35 @@ class Filled:
     memory
         Per stage, bytes of its device.
     recompute
-        Per stage, whether it may recompute its activations: yes, no, or either.
+        Per stage, how many of its first layers are recomputed; None for those with which it needs
+        least memory.
     """
 
     share: float
     layers: tuple[tuple[int, int], ...]
     memory: tuple[float, ...]
-    recompute: tuple[tuple[bool, ...], ...]
+    recompute: tuple[int | None, ...]
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
-        """Costs of each stage, with or without recomputation, whichever needs less memory."""
+        """Costs of each stage."""
         return tuple(
-            least_need(workload, part, part == self.layers[-1], again)
-            for part, again in zip(self.layers, self.recompute, strict=True)
+            _costs(workload, part, part == self.layers[-1], recomputed)
+            for part, recomputed in zip(self.layers, self.recompute, strict=True)
         )
 
 
-def least_need(
-    workload: Workload, part: tuple[int, int], with_head: bool, recompute: Sequence[bool]
+def _costs(
+    workload: Workload, part: tuple[int, int], with_head: bool, recomputed: int | None
 ) -> StageCosts:
-    """Costs of a stage, with or without recomputation, whichever needs less memory."""
-    each = (stage_costs(workload, *part, with_head=with_head, recompute=x) for x in recompute)
-    return min(each, key=lambda costs: costs.need_bytes(1))
+    if recomputed is None:
+        return least_memory_costs(workload, *part, with_head=with_head)
+    return stage_costs(workload, *part, with_head=with_head, recomputed=recomputed)
 
 
 def evenly_filled(
     workload: Workload,
     memory: Sequence[float],
-    recompute: Sequence[tuple[bool, ...]],
+    recompute: Sequence[int | None],
     fixed_layers: tuple[tuple[int, int], ...] | None = None,
     *,
     any_order: bool = False,
@@ -142,7 +143,7 @@ def evenly_filled(
     layers, stages = len(workload.layers), len(memory)
 
     def share(j: int, have: float, start: int, stop: int) -> float:
-        costs = least_need(workload, (start, stop), j == stages - 1, recompute[j])
+        costs = _costs(workload, (start, stop), j == stages - 1, recompute[j])
         return costs.need_bytes(1) / max(have, 1.0)
 
     def filled(most: float) -> Cut | None:

@@ -59,7 +59,7 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
         for d in group:
             counts[j][class_of[d]] += 1
             first.setdefault((j, class_of[d]), d)
-    recompute = plan.recompute or (False,) * stages
+    recompute = plan.recompute or (0,) * stages
     layout = Layout(tuple(map(tuple, counts)), plan.stage_layers, recompute)
     costs = split_costs(workload, layout.layers, plan.head_stage, recompute)
     nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT)

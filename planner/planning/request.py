@@ -20,6 +20,7 @@ from planner.training_plan.sync import MAX_EVERY, OuterOptimizer, Sync
 from planner.utils.validate import real, short_repr
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
+from planner.workload.costs import ALL_LAYERS
 
 FULL_EVERY, MAX_FULL_EVERY = 10, 1000
 """Default and largest interval of full iterations (SkipPipe, 3.6)."""
@@ -583,16 +584,16 @@ class PlanRequest:
         """``max_swaps`` with its default."""
         return 1 if self.max_swaps is None else self.max_swaps
 
-    def recomputing(self, stages: int) -> tuple[bool, ...]:
-        """Whether each of ``stages`` stages recomputes its activations; by default none does."""
+    def recomputing(self, stages: int) -> tuple[int, ...]:
+        """How many layers each of ``stages`` stages recomputes: by default none, or all."""
         if self.recompute is None or self.recompute == "all":
-            return (self.recompute == "all",) * stages
+            return (ALL_LAYERS if self.recompute == "all" else 0,) * stages
         unknown = [j for j in self.recompute if j not in range(stages)]
         if unknown:
             raise ProblemError(
                 f"recompute names stage {unknown[0]}; stages are 0 to {stages - 1}, or give 'all'"
             )
-        return tuple(j in self.recompute for j in range(stages))
+        return tuple(ALL_LAYERS if j in self.recompute else 0 for j in range(stages))
 
     def cycle(self, stages: int) -> tuple[int, ...]:
         """Schedules of successive iterations: 0 is the usual one, 1 visits all ``stages``."""

@@ -38,14 +38,14 @@ class Shape:
     head
         Whether the first or the last stage runs head and loss.
     recompute
-        Per stage, whether it recomputes its activations; empty if none does.
+        Per stage, how many of its first layers are recomputed, at most; empty if none is.
     """
 
     layers: Layers
     sizes: tuple[int, ...]
     microbatches: int
     head: Head
-    recompute: tuple[bool, ...] = ()
+    recompute: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -65,6 +65,13 @@ class Shape:
     def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
         """The same shape with other layers in its stages."""
         return replace(self, layers=tuple(layers))
+
+    def recomputed(self) -> tuple[int, ...]:
+        """Layers that each stage recomputes."""
+        return tuple(
+            min(most, stop - start)
+            for most, (start, stop) in zip(self.recompute, self.layers, strict=bool(self.recompute))
+        )
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
         """Costs of each stage."""

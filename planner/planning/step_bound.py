@@ -67,7 +67,7 @@ def step_bound(problem: PlanningProblem, shape: Shape) -> StepBound | None:
         "microbatch_samples": workload.microbatch_samples,
     }
     if any(shape.recompute):
-        stages["recompute"] = list(shape.recompute)
+        stages["recompute"] = list(map(bool, shape.recompute))
     witness = {"kind": "straight step", "shapes": [stages]}
     seconds = straight_bound_s(problem, shape)
     return StepBound(seconds, "fullest stage, link or device between two step ends", witness)

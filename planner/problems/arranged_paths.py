@@ -149,7 +149,7 @@ class ArrangedPathProblem:
         live_memory: bool = False,
         queueing: bool = False,
         stage_layers: Sequence[tuple[int, int]] | None = None,
-        recompute: Sequence[bool] = (),
+        recompute: Sequence[int] = (),
     ) -> ArrangedPathProblem:
         """The problem of a cluster; numbers as in `PathProblem.from_assignment`."""
         layers = stage_layers or workload.even_split(len(stage_sizes))

@@ -251,7 +251,7 @@ class PathProblem:
         live_memory: bool = False,
         queueing: bool = False,
         stage_layers: Sequence[tuple[int, int]] | None = None,
-        recompute: Sequence[bool] = (),
+        recompute: Sequence[int] = (),
     ) -> PathProblem:
         """The problem of an arrangement, with compute times from FLOPs.
 

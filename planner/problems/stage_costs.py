@@ -45,7 +45,7 @@ class DeviceStageCosts:
         cluster: Cluster,
         workload: Workload,
         split: Sequence[tuple[int, int]],
-        recompute: Sequence[bool] = (),
+        recompute: Sequence[int] = (),
     ) -> DeviceStageCosts:
         """The costs of a workload that is split into stages, on a cluster.
 

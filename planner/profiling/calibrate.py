@@ -48,6 +48,7 @@ from planner.training_plan.schedule import Schedule
 from planner.utils.processors import cores
 from planner.workload.calibration import Calibration
 from planner.workload.compute_times import FIELDS
+from planner.workload.costs import repeated_share
 
 REPEATS = 5
 SMALL_BYTES = 1 << 10
@@ -238,9 +239,11 @@ def measure_worker(
         for kind in fields if stage.module.head is not None else "FB":
             samples.time(fields[kind], partial(stage.run_op, kind, 0, inputs[kind]))
     seconds = samples.medians()
-    if plan.recompute[own]:
-        # F once more
-        seconds["backward_s"] = max(seconds["backward_s"] - seconds["forward_s"], 0.0)
+    # F once more, of some layers
+    again_s = seconds["forward_s"] * repeated_share(
+        plan.workload, plan.stage_layers[own], plan.recompute[own]
+    )
+    seconds["backward_s"] = max(seconds["backward_s"] - again_s, 0.0)
     return seconds
 
 

@@ -217,11 +217,14 @@ def _stages(plan: TrainingPlan) -> str:
     ):
         colour = stage_colour(j, len(plan.stage_layers))
         first = f'<span class="key" style="background:{colour}"></span>{j}'
-        recomputes = "yes" if plan.recompute[j] else "no"
         suffix = " + head" if j == plan.head_stage else ""
-        cells = [f"{start} to {stop - 1}{suffix}", f"{counts[j] / 1e6:,.1f}", recomputes]
+        cells = [
+            f"{start} to {stop - 1}{suffix}",
+            f"{counts[j] / 1e6:,.1f}",
+            plan.recomputed_layers[j],
+        ]
         rows.append([first, *map(escape, cells), _names(name_ranges(ids[d] for d in group))])
-    stages = table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
+    stages = table(["stage", "layers", "million parameters", "recomputed layers", "devices"], rows)
     if not plan.shards_optimizer:
         return stages
     return stages + _note(

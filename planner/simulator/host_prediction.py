@@ -35,7 +35,7 @@ def required_bytes(plan: TrainingPlan, workload: Workload) -> float:
     heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
     for d, j in stage_of.items():
         costs = stage_costs(
-            workload, *plan.stage_layers[j], with_head=j in heads, recompute=plan.recompute[j]
+            workload, *plan.stage_layers[j], with_head=j in heads, recomputed=plan.recompute[j]
         )
         total += costs.need_bytes(max(h[d] for h in resident))
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)

@@ -60,8 +60,8 @@ def swarm_state(plan: TrainingPlan, seconds: Mapping[int, float]) -> SwarmState:
     times, groups = plan.compute_times, plan.assignment.groups
     work = []
     for s, layers in enumerate(plan.stage_layers):
-        with_head, recompute = s == plan.head_stage, plan.recompute[s]
-        costs = stage_costs(plan.workload, *layers, with_head=with_head, recompute=recompute)
+        with_head, recomputed = s == plan.head_stage, plan.recompute[s]
+        costs = stage_costs(plan.workload, *layers, with_head=with_head, recomputed=recomputed)
         work.append(costs.busy_s(1.0))
     serving = np.zeros((len(groups), len(plan.cluster)), dtype=np.int64)
     speed = np.ones(len(plan.cluster))

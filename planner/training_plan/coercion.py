@@ -45,6 +45,18 @@ def flags(field: str, values: Any) -> tuple[bool, ...]:
     return tuple(flag(f"an entry of {field}", x) for x in sequence(field, values, error=PlanError))
 
 
+def recomputed(values: Any, layers: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Numbers of recomputed layers; true stands for all of a stage, false for none."""
+    row = sequence("recompute", values, error=PlanError) or (False,) * len(layers)
+    sizes = [*(stop - start for start, stop in layers), *[0] * (len(row) - len(layers))]
+    return tuple(
+        size * bool(x)
+        if isinstance(x, (bool, np.bool_))
+        else count("an entry of recompute", x, 0, error=PlanError)
+        for x, size in zip(row, sizes, strict=False)
+    )
+
+
 def flag(field: str, value: Any) -> bool:
     """A boolean."""
     if isinstance(value, np.bool_):

@@ -13,17 +13,17 @@ MAX_NAMES = 12
 
 def plan_html(
     title: str,
-    stages: Iterable[tuple[str, bool, Sequence[str]]],
+    stages: Iterable[tuple[str, str, Sequence[str]]],
     decisions: Iterable[tuple[str, str]],
 ) -> str:
     """A title and two tables."""
     rows = []
-    for j, (layers, recomputes, names) in enumerate(stages):
+    for j, (layers, recomputed, names) in enumerate(stages):
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         text = ", ".join(names[:MAX_NAMES]) + more
-        rows.append([str(j), *map(escape, (layers, "yes" if recomputes else "no", text))])
+        rows.append([str(j), *map(escape, (layers, recomputed, text))])
     return boxed(
         line(title),
         table(["what", "decided"], [[escape(a), escape(b)] for a, b in decisions]),
-        table(["stage", "layers", "recomputes", "devices"], rows),
+        table(["stage", "layers", "recomputed layers", "devices"], rows),
     )

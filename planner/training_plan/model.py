@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ class TrainingPlan:
     assignment, stage_layers
         Devices and layers of each stage.
     recompute
-        Per stage, whether it keeps only its input and repeats F before B; empty if none does.
+        Per stage, of how many of its first layers only the input is kept and F is repeated in B;
+        empty if of none. True stands for all layers.
     left_out
         Names of devices that are not used.
     schedules, cycle
@@ -148,7 +150,7 @@ class TrainingPlan:
     averaging: tuple[StageAveraging, ...]
     predicted: Predicted
     certificates: Mapping[str, Certificate]
-    recompute: tuple[bool, ...] = ()
+    recompute: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
     cycle: tuple[int, ...] = (0,)
     codec: Codec = Codec.NONE
@@ -191,7 +193,7 @@ class TrainingPlan:
             ("schedules", coercion.all_of(Schedule, "schedules", self.schedules)),
             ("averaging", _averaging(self.averaging)),
             ("certificates", coercion.certificates(self.certificates)),
-            ("recompute", coercion.flags("recompute", self.recompute) or (False,) * len(layers)),
+            ("recompute", coercion.recomputed(self.recompute, layers)),
             ("left_out", coercion.all_of(str, "left_out", self.left_out)),
             ("cycle", coercion.numbers("cycle", self.cycle)),
             ("alternatives", coercion.all_of(Alternative, "alternatives", self.alternatives)),
@@ -225,7 +227,7 @@ class TrainingPlan:
         stages = [
             (
                 f"{start} to {stop - 1}{' and head' if j == head else ''}",
-                any(self.recompute[j : j + 1]),
+                self.recomputed_layers[j],
                 [ids[d] if d < len(ids) else f"device {d}" for d in group],
             )
             for j, ((start, stop), group) in enumerate(
@@ -233,6 +235,19 @@ class TrainingPlan:
             )
         ]
         return plan_html(repr(self), stages, self._facts())
+
+    @property
+    def recomputed_layers(self) -> list[str]:
+        """For people, per stage: which of its layers the backward pass recomputes."""
+        return [
+            "all" if count == stop - start else f"first {count}" if count else "none"
+            for count, (start, stop) in zip(
+                # an invalid plan may have fewer
+                chain(self.recompute, repeat(0)),
+                self.stage_layers,
+                strict=False,
+            )
+        ]
 
     def _facts(self) -> list[tuple[str, str]]:
         """Figures and decisions in words, the figures first."""
@@ -446,7 +461,10 @@ class TrainingPlan:
                 "groups": _lists(self.assignment.groups),
                 "grid": None if grid is None else grid.tolist(),
                 "layers": _lists(self.stage_layers),
-                "recompute": list(self.recompute),
+                "recompute": [
+                    bool(count) if count in (0, stop - start) else count
+                    for count, (start, stop) in zip(self.recompute, self.stage_layers, strict=False)
+                ],
                 "left_out": list(self.left_out),
             },
             "paths": {

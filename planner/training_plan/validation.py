@@ -11,6 +11,7 @@ from planner.training_plan.averaging_rules import averaging_contradictions, leng
 from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Operation, Schedule
+from planner.utils.text import counted
 from planner.workload.compute_times import FIELDS
 
 
@@ -148,6 +149,12 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             f"assignment.recompute: must have {len(groups)} entries, found {len(plan.recompute)}; "
             "give one per stage"
         )
+    for j, (recomputed, (start, stop)) in enumerate(zip(plan.recompute, layers, strict=False)):
+        if recomputed > stop - start:
+            yield (
+                f"assignment.recompute[{j}]: is {recomputed}, but the stage has "
+                f"{counted(stop - start, 'layer')}; give at most so many"
+            )
     ids = set(plan.cluster.network.ids)
     listed: set[str] = set()
     for k, name in enumerate(plan.left_out):

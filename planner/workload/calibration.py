@@ -25,7 +25,7 @@ from planner.utils.validate import (
     sequence,
 )
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
-from planner.workload.costs import stage_costs
+from planner.workload.costs import repeated_share, stage_costs
 from planner.workload.workload import MAX_SAMPLES, Workload
 
 FORMAT = "planner.calibration"
@@ -353,12 +353,12 @@ class Calibration:
         workload: Workload,
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
-        recompute: Sequence[bool] = (),
+        recompute: Sequence[int] = (),
         head_stage: int | None = None,
     ) -> ComputeTimes:
         """Compute times for a plan's devices, scaled by FLOPs where the stage differs.
 
-        F and B are measured without recomputation. B of a stage that recomputes takes the repeated
+        F and B are measured without recomputation. B of a stage that recomputes takes that part of
         F in addition. A device measured without a head is assumed to be as fast with it as with its
         layers.
 
@@ -373,7 +373,7 @@ class Calibration:
         layers
             Layers ``(start, stop)`` of every stage.
         recompute
-            Per stage, whether it recomputes its activations; empty if none does.
+            Per stage, how many of its first layers are recomputed; empty if none is.
         head_stage
             The stage that runs head and loss; None for the last.
 
@@ -399,8 +399,9 @@ class Calibration:
         scaled, without_head = False, 0
         head_stage = len(groups) - 1 if head_stage is None else head_stage
         batch = workload.microbatch_samples / self.microbatch_samples
-        recompute_flags = recompute or (False,) * len(groups)
-        for j, (group, span, twice) in enumerate(zip(groups, layers, recompute_flags, strict=True)):
+        recomputed = recompute or (0,) * len(groups)
+        for j, (group, span, most) in enumerate(zip(groups, layers, recomputed, strict=True)):
+            again = repeated_share(workload, span, most)
             for d in group:
                 measured = self.times[ids[d]]
                 was = workload.stage(*self.layers[ids[d]])
@@ -426,8 +427,7 @@ class Calibration:
                     without_head += j == head_stage
                     costs = stage_costs(workload, *span, with_head=True)
                     columns["head_s"][d] = costs.head_flops / self.speed(ids[d], workload)
-                if twice:
-                    columns["backward_s"][d] += columns["forward_s"][d]
+                columns["backward_s"][d] += again * columns["forward_s"][d]
         source = f"calibration of {self.date}"
         if scaled:
             source += ", scaled by FLOPs to other stages or microbatches"

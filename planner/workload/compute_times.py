@@ -78,14 +78,14 @@ class ComputeTimes:
         workload: Workload,
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
-        recompute: Sequence[bool] = (),
+        recompute: Sequence[int] = (),
     ) -> ComputeTimes:
         """FLOPs of each stage over the FLOP/s of its devices; updates take no time."""
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
-        recompute_flags = recompute or (False,) * len(groups)
-        for group, span, twice in zip(groups, layers, recompute_flags, strict=True):
-            costs = stage_costs(workload, *span, with_head=True, recompute=twice)
+        recomputed = recompute or (0,) * len(groups)
+        for group, span, most in zip(groups, layers, recomputed, strict=True):
+            costs = stage_costs(workload, *span, with_head=True, recomputed=most)
             for d in group:
                 flops = float(cluster.flops[d])
                 forward[d], backward[d] = costs.forward_s(flops), costs.backward_s(flops)

@@ -6,6 +6,8 @@ These formulas are nowhere else, except in `planner.checker`, which has its own.
 from __future__ import annotations
 
 import math
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +15,12 @@ from planner.workload.transformer import position_parameters, replicated_paramet
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
+ALL_LAYERS = sys.maxsize
+"""As the number of layers that are recomputed: all of a stage."""
 BACKWARD_TO_FORWARD = 2.0
 """FLOPs of a backward pass relative to a forward pass: gradients of inputs and of weights.
 
-A stage that recomputes its activations repeats the forward pass in addition.
+A stage repeats the forward pass of the layers that it recomputes in addition.
 """
 
 
@@ -29,7 +33,7 @@ class StageCosts:
     forward_flops
         F of one microbatch.
     backward_flops
-        B of one microbatch: `BACKWARD_TO_FORWARD` times as many, plus another F with recomputation.
+        B of one microbatch: `BACKWARD_TO_FORWARD` times as many, and F of recomputed layers.
     head_flops
         H of one microbatch: forward and backward of head and loss; 0 on other stages.
     state_bytes
@@ -38,8 +42,9 @@ class StageCosts:
     scratch_bytes
         Temporaries of the operation that needs most (`WorkingMemory`), and messages in transfer.
     saved_bytes
-        Activations of one microbatch between its F and B, and the stage's output; with
-        recomputation the stage's input alone, and on the head's stage its output, which H needs.
+        Activations of one microbatch between its F and B, and the stage's output. Of the first
+        layers, if they are recomputed, their input alone; if all are, of the outputs only that of
+        the head's stage, which H needs.
     output_bytes
         Activations of one microbatch sent to the next stage, on the wire.
     """
@@ -90,15 +95,46 @@ def stage_costs(
     stop: int,
     *,
     with_head: bool = False,
-    recompute: bool = False,
+    recomputed: int = 0,
 ) -> StageCosts:
-    """Costs of the layers ``start`` to ``stop - 1`` as a stage; layer 0 includes the embedding."""
-    key = (start, stop, with_head, recompute)
+    """Costs of the layers ``start`` to ``stop - 1`` as a stage; layer 0 includes the embedding.
+
+    B recomputes the activations of its first ``recomputed`` layers, or of all if it has fewer, or
+    if that is true.
+    """
+    recomputed = stop - start if recomputed is True else min(recomputed, stop - start)
+    key = (start, stop, with_head, recomputed)
     cached: StageCosts | None = workload.known_costs.get(key)
     if cached is None:
         cached = workload.known_costs[key] = _stage_costs(
-            workload, start, stop, with_head=with_head, recompute=recompute
+            workload, start, stop, with_head=with_head, recomputed=recomputed
         )
+    return cached
+
+
+def least_memory_costs(
+    workload: Workload, start: int, stop: int, *, with_head: bool = False
+) -> StageCosts:
+    """Costs of the layers as a stage, with as many recomputed as one microbatch fits best with."""
+    key = (start, stop, with_head, "least memory")
+    cached: StageCosts | None = workload.known_costs.get(key)
+    if cached is None:
+        # B needs least memory if it recomputes about half of the activations, or more as long as H
+        # needs more
+        working, samples = _working_memory(workload), workload.microbatch_samples
+        of_head = max(working.head - working.layer, 0.0) if with_head else 0.0
+
+        def excess_bytes(recomputed: int) -> float:
+            first_kept = start + recomputed
+            again = _graph_bytes(workload, start, first_kept)
+            return (again - _graph_bytes(workload, first_kept, stop)) * samples - of_head
+
+        best = bisect_left(range(stop - start), 0.0, key=excess_bytes)
+        costs = [
+            stage_costs(workload, start, stop, with_head=with_head, recomputed=k)
+            for k in {0, max(best - 1, 0), best}
+        ]
+        cached = workload.known_costs[key] = min(costs, key=lambda c: c.need_bytes(1))
     return cached
 
 
@@ -110,27 +146,37 @@ def _working_memory(workload: Workload) -> WorkingMemory:
     return cached
 
 
+def _graph_bytes(workload: Workload, start: int, stop: int) -> float:
+    """Activations that B of some layers needs, of one sample, and their output."""
+    if start == stop:
+        return 0.0
+    # the output waits for its gradient
+    output = workload.held_bytes(stop - 1) if workload.architecture is not None else 0.0
+    return workload.stage(start, stop).saved_bytes + output
+
+
 def _stage_costs(
-    workload: Workload, start: int, stop: int, *, with_head: bool, recompute: bool
+    workload: Workload, start: int, stop: int, *, with_head: bool, recomputed: int
 ) -> StageCosts:
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
     parameters = load.parameters + (workload.head_parameters(start) if with_head else 0)
     working = _working_memory(workload)
-    saved = load.saved_bytes
-    if workload.architecture is not None:
-        # the stage's output waits for its gradient
-        saved += workload.held_bytes(stop - 1)
+    again = workload.stage(start, start + recomputed) if recomputed else None
+    kept_bytes = _graph_bytes(workload, start + recomputed, stop) * samples
+    again_bytes = _graph_bytes(workload, start, start + recomputed) * samples
     scratch = working.scratch_bytes(
-        saved * samples,
+        kept_bytes,
+        again_bytes,
         first=start == 0,
         with_head=with_head,
-        recompute=recompute,
         alone=start == 0 and stop == len(workload.layers),
     )
-    if recompute:
+    saved = kept_bytes
+    if again is not None:
         # the first stage's input are tokens
-        saved = workload.held_bytes(start - 1) if start > 0 else 0.0
-        saved += workload.held_bytes(stop - 1) if with_head else 0.0
+        saved += workload.held_bytes(start - 1) * samples if start > 0 else 0.0
+        if with_head and recomputed == stop - start:
+            saved += workload.held_bytes(stop - 1) * samples
     rounded = parameters
     if start == 0:
         # embeddings are looked up in fp32; a tied head multiplies with a rounded copy
@@ -153,25 +199,36 @@ def _stage_costs(
         state_bytes += used * workload.precision.parameters.bytes
     return StageCosts(
         forward_flops=load.forward_flops * samples,
-        backward_flops=(BACKWARD_TO_FORWARD + recompute) * load.forward_flops * samples,
+        backward_flops=(
+            BACKWARD_TO_FORWARD * load.forward_flops + (again.forward_flops if again else 0.0)
+        )
+        * samples,
         head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
         state_bytes=state_bytes,
         scratch_bytes=scratch,
-        saved_bytes=saved * samples,
+        saved_bytes=saved,
         output_bytes=load.output_bytes * samples,
         gradient_bytes=parameters * workload.gradient_bytes_per_parameter,
     )
+
+
+def repeated_share(workload: Workload, span: tuple[int, int], recomputed: int) -> float:
+    """FLOPs of the layers that a stage recomputes, over those of its F."""
+    costs = stage_costs(workload, *span, recomputed=recomputed)
+    if not costs.forward_flops:
+        return 0.0
+    return costs.backward_flops / costs.forward_flops - BACKWARD_TO_FORWARD
 
 
 def split_costs(
     workload: Workload,
     split: Sequence[tuple[int, int]],
     head_stage: int,
-    recompute: Sequence[bool] = (),
+    recompute: Sequence[int] = (),
 ) -> tuple[StageCosts, ...]:
     """Costs of every stage of a split, with head and loss on ``head_stage``."""
-    recompute_flags = recompute or (False,) * len(split)
+    recomputed = recompute or (0,) * len(split)
     return tuple(
-        stage_costs(workload, *span, with_head=j == head_stage, recompute=recompute_flags[j])
+        stage_costs(workload, *span, with_head=j == head_stage, recomputed=recomputed[j])
         for j, span in enumerate(split)
     )

@@ -94,12 +94,15 @@ class WorkingMemory:
         )
 
     def scratch_bytes(
-        self, whole: float, *, first: bool, with_head: bool, recompute: bool, alone: bool
+        self, kept: float, again: float, *, first: bool, with_head: bool, alone: bool
     ) -> float:
-        """Working memory of a stage, in the operation that needs most."""
-        peak = self.layer + (whole if recompute else 0.0)
+        """Working memory of a stage, in the operation that needs most.
+
+        B first frees the activations that F kept, then recomputes the others.
+        """
+        peak = self.layer + max(again - kept, 0.0)
         if first:
-            peak = max(peak, self.embedding - (0.0 if recompute else whole))
+            peak = max(peak, self.embedding - kept)
         if with_head:
             peak = max(peak, self.head)
         return peak + (0.0 if alone else self.messages)

@@ -19,13 +19,15 @@ FLIGHT = 3
 STAGES = 4
 
 
-def plan_of(head: str, does: bool) -> TrainingPlan:
-    """Four stages of one layer on one device each."""
-    plan = make_plan([list(range(STAGES))], head=head)
-    return plan.replace(recompute=(does,) * STAGES)
+def plan_of(head: str, recomputed: int, stages: int = STAGES) -> TrainingPlan:
+    """Stages of four layers in all, on one device each."""
+    plan = make_plan([list(range(stages))], head=head)
+    return plan.replace(recompute=(recomputed,) * stages)
 
 
-def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[Tensor]]:
+def work(
+    stage: int, head: str, recomputed: int, stages: int = STAGES
+) -> tuple[list[int], int, int, list[Tensor]]:
     """F of three microbatches, their H, their B.
 
     Bytes that graphs hold after every F, the most at any time, bytes that the learner itself holds
@@ -34,7 +36,7 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     from planner.executor.runtime.model_stage import ModelStage
     from planner.executor.runtime.optimizer import OptimizerConfig
 
-    plan = plan_of(head, does)
+    plan = plan_of(head, recomputed, stages)
     model_stage = ModelStage(plan, stage, torch.device("cpu"), OptimizerConfig(1e-3))
     model_stage.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
@@ -66,18 +68,35 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
 def costs_of(stage: int, head: str) -> StageCosts:
     """What planning counts for it."""
     with_head = stage == (STAGES - 1 if head == "last" else 0)
-    return stage_costs(tiny_workload(), stage, stage + 1, with_head=with_head, recompute=True)
+    return stage_costs(tiny_workload(), stage, stage + 1, with_head=with_head, recomputed=1)
 
 
 @pytest.mark.parametrize("head", ["first", "last"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
     """As many bytes as planning counts, no graph; B holds one microbatch's activations."""
-    plain, most_plain, _, expected = work(stage, head, False)
-    again, most, held, found = work(stage, head, True)
+    plain, most_plain, _, expected = work(stage, head, 0)
+    again, most, held, found = work(stage, head, 1)
     assert plain[0] > 0 and plain == [plain[0] * (b + 1) for b in range(FLIGHT)]
     assert again == [0] * FLIGHT
     assert held == FLIGHT * costs_of(stage, head).saved_bytes
+    assert most < most_plain
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("head", ["first", "last"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_first_layer_alone_is_recomputed(stage: int, head: str) -> None:
+    """Of stages of two; B computes it again once the other's activations are freed."""
+    with_head = stage == (1 if head == "last" else 0)
+    layers = (2 * stage, 2 * stage + 2)
+    costs = stage_costs(tiny_workload(), *layers, with_head=with_head, recomputed=1)
+    _, most_plain, _, expected = work(stage, head, 0, 2)
+    after, most, held, found = work(stage, head, 1, 2)
+    assert after[0] > 0 and after == [after[0] * (b + 1) for b in range(FLIGHT)]
+    # the activations that the second layer needs are its own input, too
+    assert after[-1] < FLIGHT * costs.saved_bytes <= after[-1] + held
     assert most < most_plain
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
@@ -90,9 +109,9 @@ def test_calibration_measures_without_recomputation() -> None:
     from planner.profiling.calibrate import REPEATS, measure_compute
 
     calls = []
-    for does in (False, True):
+    for recomputed in (0, 1):
         model_stage = ModelStage(
-            plan_of("last", does), 1, torch.device("cpu"), OptimizerConfig(1e-3)
+            plan_of("last", recomputed), 1, torch.device("cpu"), OptimizerConfig(1e-3)
         )
         graphs: list[bool] = []
         model_stage.module.stage.register_forward_hook(

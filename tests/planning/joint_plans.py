@@ -87,6 +87,14 @@ def layouts(n: int, layers: int) -> Iterator[tuple[Groups, Layers]]:
                     yield groups, tuple(pairwise(ends))
 
 
+def recomputed_layers(layers: Layers, rng: np.random.Generator) -> tuple[int, ...]:
+    """Random numbers of layers that stages recompute; most recompute none."""
+    return tuple(
+        int(rng.integers(1, stop - start + 1)) if rng.random() < 0.4 else 0
+        for start, stop in layers
+    )
+
+
 def whole_plan(
     cluster: Cluster,
     workload: Workload,
@@ -94,7 +102,7 @@ def whole_plan(
     layers: Layers,
     rng: np.random.Generator,
     *,
-    recompute: tuple[bool, ...] = (),
+    recompute: tuple[int, ...] = (),
     codec: Codec = Codec.NONE,
     tied: bool = True,
     levels: bool = True,
@@ -113,7 +121,7 @@ def whole_plan(
     place = {d: k for k, d in enumerate(used)}
     part = cluster.subset(used)
     groups = tuple(tuple(place[d] for d in group) for group in groups)
-    again = recompute or (False,) * len(groups)
+    again = recompute or (0,) * len(groups)
     costs = split_costs(workload, layers, len(groups) - 1, again)
     room = {
         d: costs[j].room(float(part.memory_bytes[d]))

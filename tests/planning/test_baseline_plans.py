@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.planning.baselines.plans import Baselines
 from planner.planning.problem import PlanningProblem
-from planner.workload.costs import stage_costs
+from planner.workload.costs import ALL_LAYERS, stage_costs
 from planner.workload.layers import Architecture, Family
 
 
@@ -111,7 +111,7 @@ def test_stages_auto_recomputes_if_needed() -> None:
     """One stage per device fits only with recomputation."""
     cluster, workload = cluster_of(1, 4, 1, 4.0)
     least = max(
-        stage_costs(workload, a, b, with_head=b == 6, recompute=True).need_bytes(1)
+        stage_costs(workload, a, b, with_head=b == 6, recomputed=ALL_LAYERS).need_bytes(1)
         for a, b in workload.even_split(2)
     )
     plain = max(

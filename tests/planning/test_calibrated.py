@@ -23,7 +23,13 @@ from planner.planning.request import PlanRequest
 from planner.training_plan.file import from_dict, plan_text
 from planner.workload.costs import stage_costs
 from tests.conftest import random_network, regional_network, tiny_workload
-from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import (
+    layouts,
+    recomputed_layers,
+    tiny_cluster,
+    tiny_model,
+    whole_plan,
+)
 from tests.planning.test_joint_bound import ROUNDING, step_ends_s
 
 
@@ -100,7 +106,7 @@ def test_no_plan_beats_the_bound_with_measured_times(
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:60]:
-        again = tuple((rng.random(len(groups)) < 0.3).tolist())
+        again = recomputed_layers(split, rng)
         plan = whole_plan(
             cluster, workload, groups, split, rng, recompute=again, measured=calibration
         )

@@ -84,7 +84,7 @@ def test_plans_of_different_layers(fields: dict[str, Any], tmp_path: Path) -> No
             work,
             *part,
             with_head=j == plan.head_stage,
-            recompute=bool(plan.recompute) and plan.recompute[j],
+            recomputed=plan.recompute[j],
         )
         have = [
             cluster.memory_bytes[cluster.network.ids.index(plan.cluster.network.ids[d])]

@@ -36,6 +36,7 @@ from tests.planning.joint_plans import (
     Groups,
     Layers,
     layouts,
+    recomputed_layers,
     tiny_cluster,
     tiny_model,
     whole_plan,
@@ -70,7 +71,7 @@ def every_layout(
     rng.shuffle(tried)
     least = np.inf
     for groups, split in tried[:most]:
-        again = tuple((rng.random(len(groups)) < 0.3).tolist())
+        again = recomputed_layers(split, rng)
         plan = whole_plan(cluster, workload, groups, split, rng, recompute=again, codec=codec)
         if plan is None:
             continue

@@ -234,7 +234,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
     work = tiny_workload(batch_samples=12)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
-    layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
+    layout = Layout.of(counts, cuts, [0, 1, 0][: len(counts)])
     return plan_of(problem, DeviceClasses.of(cluster), layout)
 
 

@@ -21,7 +21,7 @@ from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_averaging import one_round_s
-from planner.planning.joint.layout_estimate import estimate, in_flight_room
+from planner.planning.joint.layout_estimate import _stage_memory, estimate
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.simulator.averaging_rounds import round_s
@@ -90,8 +90,8 @@ def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], see
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6))
-def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
-    """For every stage of a random split, with and without recomputation."""
+def test_memory_equals_that_of_stage_costs(seed: int) -> None:
+    """For every stage of a random split, however many layers are recomputed."""
     rng = np.random.default_rng(seed)
     cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
     classes = DeviceClasses.of(cluster)
@@ -100,10 +100,12 @@ def test_capacities_equal_those_of_stage_costs(seed: int) -> None:
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
     state = search._state_of(layout)
     for j, (a, b) in enumerate(layout.layers):
-        found = in_flight_room(search.model, search.class_arrays, state, j, 0)
-        for does, room in zip((False, True), found, strict=True):
-            costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
-            assert room == min(costs.room(float(classes.memory_bytes[0])), 16)
+        for recomputed in range(b - a + 1):
+            state.recompute[j] = recomputed
+            stage_bytes, saved_bytes = _stage_memory(search.model, state, j)
+            costs = stage_costs(work, a, b, with_head=j == 2, recomputed=recomputed)
+            assert stage_bytes == pytest.approx(costs.need_bytes(0), rel=1e-12)
+            assert saved_bytes == pytest.approx(costs.saved_bytes, rel=1e-12)
 
 
 def test_mixing_of_the_flow() -> None:

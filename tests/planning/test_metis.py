@@ -154,14 +154,14 @@ def test_short_memory_recomputes_or_is_refused() -> None:
         return replace(problem, cluster=pl.Cluster(problem.cluster.network, devices))
 
     kept = metis_rule(problem).plan
-    assert len(kept.stage_layers) == 1 and kept.recompute == (False,)
+    assert len(kept.stage_layers) == 1 and kept.recompute == (0,)
     need, less = (
-        stage_costs(kept.workload, 0, 4, with_head=True, recompute=again).need_bytes(1)
-        for again in (False, True)
+        stage_costs(kept.workload, 0, 4, with_head=True, recomputed=again).need_bytes(1)
+        for again in (0, 4)
     )
     assert less < need
     scarce = metis_rule(with_memory((need + less) / 2)).plan
-    assert scarce.recompute == (True,) and not pl.check(scarce)
+    assert scarce.recompute == (4,) and not pl.check(scarce)
     with pytest.raises(ProblemError, match=r"no placement .* fits: memory does not hold"):
         metis_rule(with_memory(1e3))
 

@@ -10,7 +10,7 @@ import pytest
 
 import planner as pl
 from planner.planning.layer_split import evenly_filled
-from planner.workload.costs import stage_costs
+from planner.workload.costs import ALL_LAYERS, stage_costs
 from planner.workload.layers import Architecture, Family
 from tests.conftest import random_network
 
@@ -46,7 +46,7 @@ def test_nothing_is_advised_that_does_not_help() -> None:
 def test_more_devices_are_advised_where_layers_can_be_divided() -> None:
     """Two devices need 3% more than they have; a third one is enough."""
     small = workload(256)
-    memory = 0.97 * evenly_filled(small, [1.0, 1.0], [(False, True)] * 2).share
+    memory = 0.97 * evenly_filled(small, [1.0, 1.0], [None] * 2).share
     with pytest.raises(pl.ProblemError, match="more devices, devices with more memory"):
         pl.plan(pl.Cluster(random_network(2), pl.Devices(1e12, memory)), small, stop=pl.Effort(0.1))
     cluster = pl.Cluster(random_network(3), pl.Devices(1e12, memory))
@@ -61,10 +61,10 @@ def test_a_model_that_fits_only_unevenly_is_planned(stages: int, open_: bool) ->
     """Embedding and head are large: stages of even layers do not fit, nor do fewer."""
     arch = Architecture(Family.LLAMA, stages * 2, 64, 4, 4, 176, 2000, 64)
     deep = pl.Workload.transformer("deep", arch, batch_samples=2)
-    memory = 1.001 * evenly_filled(deep, [1.0] * stages, [(False, True)] * stages).share
+    memory = 1.001 * evenly_filled(deep, [1.0] * stages, [None] * stages).share
     even = deep.even_split(stages)
-    first = stage_costs(deep, *even[0], recompute=True)
-    last = stage_costs(deep, *even[-1], with_head=True, recompute=True)
+    first = stage_costs(deep, *even[0], recomputed=ALL_LAYERS)
+    last = stage_costs(deep, *even[-1], with_head=True, recomputed=ALL_LAYERS)
     assert memory < max(first.need_bytes(1), last.need_bytes(1))
     cluster = pl.Cluster(random_network(stages), pl.Devices(1e12, memory))
     if open_:
@@ -79,7 +79,7 @@ def test_unlike_devices_are_filled_by_their_memory() -> None:
     arch = Architecture(Family.LLAMA, 40, 64, 4, 4, 176, 2000, 64)
     deep = pl.Workload.transformer("deep", arch, batch_samples=2)
     parts = np.array([1.0, 1, 1, 6, 6, 1, 1])
-    share = evenly_filled(deep, parts[[3, 0, 1, 2, 5, 6, 4]].tolist(), [(False, True)] * 7).share
+    share = evenly_filled(deep, parts[[3, 0, 1, 2, 5, 6, 4]].tolist(), [None] * 7).share
     cluster = pl.Cluster(random_network(7), pl.Devices(np.full(7, 1e12), 1.02 * share * parts))
     result = pl.plan(cluster, deep, stop=pl.Effort(0.2))
     assert result.plan is not None and pl.check(result.plan) == []
@@ -91,7 +91,7 @@ def test_the_best_order_of_unlike_devices_is_found(seed: int) -> None:
     rng = np.random.default_rng(seed)
     arch = Architecture(Family.LLAMA, 9, 64, 4, 4, 176, 2000, 64)
     deep = pl.Workload.transformer("deep", arch, batch_samples=2)
-    parts, kinds = rng.choice([1.0, 1.0, 3.0, 5.0], 5), [(False, True)] * 5
+    parts, kinds = rng.choice([1.0, 1.0, 3.0, 5.0], 5), [None] * 5
     each = [evenly_filled(deep, order, kinds).share for order in set(permutations(parts))]
     found = evenly_filled(deep, parts.tolist(), kinds, any_order=True)
     assert found.share == pytest.approx(min(each), rel=2e-3)

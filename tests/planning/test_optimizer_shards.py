@@ -103,11 +103,11 @@ def test_both_simulators_agree(
     assert pl.check(made.plan, cluster) == []
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
 @pytest.mark.parametrize(("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16")])
 @pytest.mark.parametrize(("shards", "degree"), [(2, 1), (3, 1), (16, 1), (3, 2)])
 def test_memory_is_counted_twice(
-    kind: str, precision: str, shards: int, degree: int, recompute: bool
+    kind: str, precision: str, shards: int, degree: int, recomputed: int
 ) -> None:
     """By checker and planner."""
     arch = tiny_workload(kind).architecture
@@ -116,10 +116,10 @@ def test_memory_is_counted_twice(
     whole = whole.replace(tensor_parallel=degree)
     parts = whole.replace(optimizer_shards=shards)
     for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
-        costs = stage_costs(parts, *span, with_head=head, recompute=recompute)
-        checked = stage_memory(parts, *span, runs_head=head, recomputes=recompute)
+        costs = stage_costs(parts, *span, with_head=head, recomputed=recomputed)
+        checked = stage_memory(parts, *span, runs_head=head)
         assert costs.state_bytes == pytest.approx(checked.state, rel=1e-12)
-        before = stage_costs(whole, *span, with_head=head, recompute=recompute)
+        before = stage_costs(whole, *span, with_head=head, recomputed=recomputed)
         assert replace(costs, state_bytes=0.0) == replace(before, state_bytes=0.0)
 
 

@@ -18,7 +18,7 @@ from planner.planning.step_bound import straight_bound_s
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import from_dict
 from planner.workload.compute_times import FROM_FLOPS
-from planner.workload.costs import stage_costs
+from planner.workload.costs import ALL_LAYERS, stage_costs
 from planner.workload.working_memory import MESSAGES
 from tests.conftest import random_network, tiny_workload
 
@@ -74,7 +74,7 @@ def test_memory_holds_more_microbatches() -> None:
 def test_checker_recomputes_memory_and_times() -> None:
     """From the plan's recomputing stages."""
     workload = tiny_workload()
-    need = stage_costs(workload, 2, 4, with_head=True, recompute=True).need_bytes(8)
+    need = stage_costs(workload, 2, 4, with_head=True, recomputed=ALL_LAYERS).need_bytes(8)
     made = checked_plan(cluster_of(2, need), workload, stages=2, recompute="all", schedule="gpipe")
     plan = made.plan
     assert plan.schedules[0].most_live() == [8, 8]
@@ -89,7 +89,7 @@ def test_stored_inputs_are_not_encoded_in_the_checker() -> None:
     workload, costs = tiny_workload(), []
     for codec in ("none", "int4"):
         coded = workload.with_boundary_codec(codec)
-        costs.append(stage_costs(coded, 2, 4, with_head=True, recompute=True))
+        costs.append(stage_costs(coded, 2, 4, with_head=True, recomputed=ALL_LAYERS))
     assert costs[0].saved_bytes == pytest.approx(costs[1].saved_bytes)
     # messages on their way are coded
     messages = MESSAGES * (costs[0].output_bytes - costs[1].output_bytes)
@@ -151,12 +151,12 @@ def test_stages_auto_with_recomputation() -> None:
 def test_layers_follow_devices_and_recomputation() -> None:
     """A stage with a third more work gets fewer layers; compared with all splits."""
     workload = tiny_workload()
-    cluster, groups, does = cluster_of(2), [[0], [1]], (True, False)
+    cluster, groups, does = cluster_of(2), [[0], [1]], (ALL_LAYERS, 0)
 
     def slowest(cut: int) -> float:
         parts = ((0, cut), (cut, 4))
         return max(
-            stage_costs(workload, *part, with_head=j == 1, recompute=does[j]).busy_s(1e7)
+            stage_costs(workload, *part, with_head=j == 1, recomputed=does[j]).busy_s(1e7)
             for j, part in enumerate(parts)
         )
 
@@ -176,9 +176,12 @@ def test_paths_that_skip_stages_recompute_too(recompute: Any, full_every: int) -
         "recompute": recompute,
     }
     plan = checked_plan(cluster_of(4), tiny_workload(batch_samples=6), **fields).plan
-    assert plan.recompute == ((True,) * 3 if recompute == "all" else (True, False, True))
+    stages = range(3) if recompute == "all" else recompute
+    assert plan.recompute == tuple(
+        (stop - start) * (j in stages) for j, (start, stop) in enumerate(plan.stage_layers)
+    )
     workload = tiny_workload(batch_samples=6)
-    kept = stage_costs(workload, 0, 2, with_head=True, recompute=True)
+    kept = stage_costs(workload, 0, 2, with_head=True, recomputed=ALL_LAYERS)
     tight = cluster_of(4, kept.need_bytes(2))
     assert checked_plan(tight, workload, **fields | {"recompute": "all"}).plan is not None
 

@@ -156,10 +156,10 @@ def test_the_checker_derives_the_same_workers(
     assert derived.replace(devices=replace(derived.devices, flops=workers.flops)) == workers
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
 @pytest.mark.parametrize(("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16")])
 def test_memory_of_a_worker_is_what_its_gpus_hold(
-    kind: str, precision: str, recompute: bool
+    kind: str, precision: str, recomputed: int
 ) -> None:
     """Checker and planner count alike; what every GPU gathers makes it more than one's."""
     arch = tiny_workload(kind).architecture
@@ -167,12 +167,12 @@ def test_memory_of_a_worker_is_what_its_gpus_hold(
     one = pl.Workload.transformer("w", arch, batch_samples=8, precision=precision)
     two = one.replace(tensor_parallel=2)
     for span, head in (((0, 2), False), ((1, 3), False), ((2, 4), True), ((0, 4), True)):
-        costs = stage_costs(two, *span, with_head=head, recompute=recompute)
-        checked = stage_memory(two, *span, runs_head=head, recomputes=recompute)
+        costs = stage_costs(two, *span, with_head=head, recomputed=recomputed)
+        checked = stage_memory(two, *span, runs_head=head)
         assert costs.state_bytes == checked.state
-        assert costs.saved_bytes == checked.saved
-        assert costs.scratch_bytes == pytest.approx(checked.operation, rel=1e-12)
-        alone = stage_costs(one, *span, with_head=head, recompute=recompute)
+        assert costs.saved_bytes == checked.saved[recomputed]
+        assert costs.scratch_bytes == pytest.approx(checked.operation[recomputed], rel=1e-12)
+        alone = stage_costs(one, *span, with_head=head, recomputed=recomputed)
         assert alone.need_bytes(1) < costs.need_bytes(1) < 2 * alone.need_bytes(1)
         assert alone.forward_flops == costs.forward_flops
 

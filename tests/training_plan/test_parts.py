@@ -70,7 +70,7 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
         ({"routing": 0.1}, "routing must be of type Routing, found 0.1"),
         ({"sync": 2}, "sync must be of type Sync, found 2"),
         ({"recompute": True}, "recompute must be a list, found True"),
-        ({"recompute": (1, 0)}, "an entry of recompute must be of type bool, found 1"),
+        ({"recompute": (-1, 0)}, "an entry of recompute"),
         ({"left_out": (1,)}, "an entry of left_out must be of type str, found 1"),
         (
             {"stage_layers": ((0, "2"), (2, 4))},

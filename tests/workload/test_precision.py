@@ -27,7 +27,7 @@ def test_bytes_by_format() -> None:
     """Counted by hand for gpt2-tiny: 1024 tokens of 128 values, 50257 words."""
     for precision, kept, sent in (("bf16", 2, 2), ("fp32", 4, 4), (MIXED, 4, 2)):
         w = Workload.preset("gpt2-tiny", precision=precision)
-        costs = stage_costs(w, 1, 3, recompute=True, with_head=True)
+        costs = stage_costs(w, 1, 3, recomputed=2, with_head=True)
         assert costs.output_bytes == 1024 * 128 * sent
         # recomputation keeps input and output as they are computed with, whatever is sent
         assert costs.saved_bytes == 2 * 1024 * 128 * kept

@@ -103,7 +103,7 @@ def memory_need(
         w,
         *plan.stage_layers[stage],
         with_head=has_head(plan, rank),
-        recompute=plan.recompute[stage],
+        recomputed=plan.recompute[stage],
     )
     # in both directions, as many as in flight
     queued = in_flight
@@ -146,7 +146,7 @@ def memory_need(
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
         extra_bytes["averaging"] = uses_collectives * rounded * vector / 2
         extra_bytes["allocator and cuBLAS"] = w.tensor_parallel * _allocator_bytes(
-            plan, stage, 1 if plan.recompute[stage] else in_flight
+            plan, stage, in_flight
         )
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages and not several else 0.0)
@@ -167,7 +167,7 @@ def memory_need(
     return MemoryNeed(stage_bytes, extra_bytes)
 
 
-def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float:
+def _allocator_bytes(plan: TrainingPlan, stage: int, in_flight: int) -> float:
     """Bytes that a GPU's allocator counts beyond those of parameters and activations."""
     w, arch = plan.workload, plan.workload.architecture
     assert arch is not None
@@ -188,7 +188,9 @@ def _allocator_bytes(plan: TrainingPlan, stage: int, microbatches: int) -> float
         (arch.attention_size * arch.heads, SAVED_OF_HEADS),
     )
     of_layer = sum(count * _rounding(token_bytes * width // degree) for width, count in saved)
-    return total + microbatches * (stop - start) * of_layer
+    recomputed = plan.recompute[stage]
+    kept = stop - start - recomputed
+    return total + (in_flight * kept + max(recomputed - kept, 0)) * of_layer
 
 
 def _rounding(size: int) -> int:

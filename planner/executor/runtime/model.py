@@ -204,10 +204,10 @@ class Stage(nn.Module):
         self.stem = stem
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.stem is not None:
+    def forward(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        if self.stem is not None and start == 0:
             x = self.stem(x)
-        for layer in self.layers:
+        for layer in self.layers[start:stop]:
             x = layer(x)
         return x
 

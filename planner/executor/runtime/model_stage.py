@@ -75,9 +75,9 @@ class ModelStage(StageRuntime):
         self._scaler = LossScaler(w) if w.precision.scales_loss else None
         reads_data = module.stage.stem is not None or module.head is not None
         self.data: Microbatches | None = make_microbatches(plan, data) if reads_data else None
-        recompute = plan.recompute[plan.stage_of[rank]]
+        recomputed = plan.recompute[plan.stage_of[rank]]
         self.operations = StageOperations(
-            module, w, self.backend, self.data, self._scaler, device, recompute=recompute
+            module, w, self.backend, self.data, self._scaler, device, recomputed=recomputed
         )
         self.parameters = list(module.parameters())
         self.optimizer_config = optimizer_config

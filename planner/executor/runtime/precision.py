@@ -42,7 +42,7 @@ class LowPrecisionModule:
             self._replace_parameters(self._module)
         self.cast_weights()
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Any) -> Tensor:
         """Output of the module."""
         output: Tensor = self._module(*inputs)
         return output

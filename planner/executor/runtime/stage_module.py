@@ -158,9 +158,9 @@ class StageModule(nn.Module):
         for part in self._low_precision_parts:
             part.cast_weights()
 
-    def run_stage(self, inputs: Tensor) -> Tensor:
-        """Activations after the stage, from tokens or activations."""
-        return self.low_precision_stage(inputs)
+    def run_stage(self, inputs: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Activations after the stage or some of its layers, from tokens or activations."""
+        return self.low_precision_stage(inputs, start, stop)
 
     def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
         """Loss of the head, summed over tokens."""

@@ -17,9 +17,10 @@ from planner.workload.workload import Workload
 
 
 class _MicrobatchActivations(NamedTuple):
-    """Tensors of a microbatch between F and B: input and output of the stage."""
+    """Tensors of a microbatch between F and B: input, first kept activations, and output."""
 
     received: Tensor | None
+    first_kept: Tensor | None
     output: Tensor | None
 
 
@@ -32,8 +33,8 @@ class StageOperations:
         Training data; None if this rank reads none.
     scaler
         Scales losses; None without loss scaling.
-    recompute
-        Whether B runs the forward pass again.
+    recomputed
+        Of how many of the first layers B runs the forward pass again.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class StageOperations:
         scaler: LossScaler | None,
         device: torch.device,
         *,
-        recompute: bool,
+        recomputed: int,
     ) -> None:
         assert workload.architecture is not None
         self.module, self.backend = module, backend
         self._data, self._scaler, self._device = data, scaler, device
-        self._recompute = recompute
+        self._recomputed, self._recomputes_all = recomputed, recomputed == len(module.stage.layers)
         self._batch_tokens = workload.batch_samples * workload.architecture.sequence
         self.activation_codec = ActivationCodec(workload)
         self.saved_tensors = SavedTensors()
@@ -117,12 +118,19 @@ class StageOperations:
             if self.module.head is not None:
                 # the tokens are targets, too
                 self._tokens[microbatch] = tokens
-        with torch.set_grad_enabled(not self._recompute):
+        first_kept = None
+        if self._recomputed:
+            with torch.no_grad():
+                output = self.module.run_stage(inputs, 0, self._recomputed)
+            if not self._recomputes_all:
+                first_kept = output.requires_grad_()
+                output = self.module.run_stage(first_kept, self._recomputed)
+        else:
             output = self.module.run_stage(inputs)
         # without a graph only H needs the output
-        needed = not self._recompute or self.module.head is not None
+        needed = not self._recomputes_all or self.module.head is not None
         self._activations[microbatch] = _MicrobatchActivations(
-            input_leaf, output if needed else None
+            input_leaf, first_kept, output if needed else None
         )
         return output.detach()
 
@@ -132,7 +140,7 @@ class StageOperations:
         if received is None:
             assert microbatch_activations.output is not None
             received = microbatch_activations.output.detach()
-        if self._recompute:
+        if self._recomputes_all:
             self._activations[microbatch] = microbatch_activations._replace(output=None)
         tokens = self._tokens.pop(microbatch, None)
         targets = (self.tokens(self._step, microbatch) if tokens is None else tokens)[:, 1:]
@@ -149,19 +157,26 @@ class StageOperations:
         return self.module.head_loss_and_gradient(received, targets, self._batch_tokens, loss_scale)
 
     def _backward(self, microbatch: int, received: Tensor | None) -> Tensor:
-        input_leaf, output = self._activations.pop(microbatch)
-        if self._recompute:
+        input_leaf, first_kept, output = self._activations.pop(microbatch)
+        head_gradient = self._head_gradients.pop(microbatch, None)
+        gradient = head_gradient if received is None else received
+        assert gradient is not None
+        if output is not None:
+            torch.autograd.backward(output, gradient)
+        if self._recomputed:
+            if first_kept is not None:
+                assert first_kept.grad is not None
+                gradient = first_kept.grad
+            # freed before other activations are computed
+            del first_kept, output
             inputs = (
                 self.tokens(self._step, microbatch)[:, :-1] if input_leaf is None else input_leaf
             )
-            output = self.module.run_stage(inputs)
-        assert output is not None
-        head_gradient = self._head_gradients.pop(microbatch, None)
-        gradient = head_gradient if received is None else received
-        torch.autograd.backward(output, gradient)
+            output = self.module.run_stage(inputs, 0, self._recomputed)
+            torch.autograd.backward(output, gradient)
         # the first stage sends no gradient
         return (
-            output.new_empty(0)
+            gradient.new_empty(0)
             if input_leaf is None or input_leaf.grad is None
             else input_leaf.grad
         )

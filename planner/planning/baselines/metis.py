@@ -24,7 +24,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import integer_parts
-from planner.workload.costs import StageCosts, stage_costs
+from planner.workload.costs import ALL_LAYERS, StageCosts, stage_costs
 
 MAX_PARTS = 6
 """Groups of devices whose orders are tried, as in Metis' published results; equal groups are merged
@@ -290,8 +290,9 @@ def _plans(
     each, stages = placement.microbatch_samples, len(placement.groups)
     variant = replace(problem, workload=problem.workload.replace(microbatch_samples=each))
     cluster, workload, groups = variant.cluster, variant.workload, placement.groups
-    paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
-    shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)
+    paths, sizes = placement.paths(), tuple(map(len, groups))
+    recomputed = (ALL_LAYERS if recompute else 0,) * stages
+    shape = Shape(placement.layers, sizes, len(paths), Head.LAST, recomputed)
     assignment, flight = AssignmentPlan(groups, None), placement.flight()
     room = memory_room(cluster, workload, shape, groups)
     times = compute_times(variant, shape, assignment)

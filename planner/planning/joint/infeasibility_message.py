@@ -48,26 +48,21 @@ def infeasibility_message(layouts: LayoutSearch) -> str:
 def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     """Changes each of which alone makes some split fit."""
     workload, constraints = layouts.workload, layouts.constraints
-    recompute_choices, largest_memory = tightest.recompute, max(tightest.memory)
+    recompute, largest_memory = tightest.recompute, max(tightest.memory)
 
-    def fits(
-        workload: Workload, recompute: Sequence[tuple[bool, ...]], memory: Sequence[float]
-    ) -> bool:
+    def fits(workload: Workload, recompute: Sequence[int | None], memory: Sequence[float]) -> bool:
         filled = evenly_filled(workload, memory, recompute, constraints.layers)
         return filled.share <= 1
 
     for tokens, shorter in _with_shorter_sequences(workload):
-        if fits(shorter, recompute_choices, tightest.memory):
+        if fits(shorter, recompute, tightest.memory):
             yield f"a shorter sequence (--sequence {tokens})"
             break
-    if (False,) in recompute_choices and fits(
-        workload, [(False, True)] * len(recompute_choices), tightest.memory
-    ):
+    everywhere = [len(workload.layers)] * len(recompute)
+    if 0 in recompute and fits(workload, everywhere, tightest.memory):
         yield "recomputation (--recompute all)"
     samples = workload.microbatch_samples
-    if samples > 1 and fits(
-        workload.replace(microbatch_samples=1), recompute_choices, tightest.memory
-    ):
+    if samples > 1 and fits(workload.replace(microbatch_samples=1), recompute, tightest.memory):
         yield "smaller microbatches (--microbatch-samples 1)"
     if constraints.layers is not None:
         return
@@ -78,7 +73,7 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
             yield f"another number of stages (--stages {others[0]})"
     elif fits(
         workload,
-        recompute_choices[:1] * len(workload.layers),
+        recompute[:1] * len(workload.layers),
         [largest_memory] * len(workload.layers),
     ):
         yield "more devices"

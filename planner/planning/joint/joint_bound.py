@@ -131,7 +131,7 @@ def joint_bound(
     witness = {
         "kind": "whole step",
         "microbatch_samples": workload.microbatch_samples,
-        "recompute": recomputes,
+        "recompute": "layers" if recomputes else False,
         "price": list(weights),
         **pool.to_dict(),
     }
@@ -254,8 +254,8 @@ def _split_weight_from_any_stage(
         StageRequirements.boundary,
         StageRequirements.downstream,
     ]
-    for recomputes in requirements.recompute_choices:
-        roles.append(partial(StageRequirements.upstream, recomputes=recomputes))
+    for choice in range(len(requirements.recompute_choices)):
+        roles.append(partial(StageRequirements.upstream, choice=choice))
     whole_pipeline, boundary, downstream, *upstream = (
         _RoleWeights(requirements, role) for role in roles
     )

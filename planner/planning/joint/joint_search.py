@@ -231,7 +231,16 @@ class JointSearch:
             (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))
             and (flight is None or max(plan.schedules[0].most_live()) <= flight)
-            and (request.recompute is None or request.recomputing(stages) == plan.recompute)
+            and (request.recompute is None or self._recomputes_as_asked(plan))
+        )
+
+    def _recomputes_as_asked(self, plan: TrainingPlan) -> bool:
+        asked = self.problem.request.recomputing(len(plan.stage_layers))
+        return all(
+            recomputed == min(most, stop - start)
+            for recomputed, most, (start, stop) in zip(
+                plan.recompute, asked, plan.stage_layers, strict=True
+            )
         )
 
     def _baseline_layouts(self) -> list[Layout]:
@@ -375,13 +384,16 @@ class JointSearch:
 
     def _with_less_recomputation(self, layout: Layout) -> list[Layout]:
         """The layout with recomputation on fewer stages, where that slows the flow down little."""
-        recomputing = [j for j, recomputes in enumerate(layout.recompute) if recomputes]
-        if self.problem.request.recompute is not None or not recomputing:
+        recomputed = layout.recompute
+        if self.problem.request.recompute is not None or not any(recomputed):
             return []
-        stages = range(len(layout.recompute))
-        fewer = [tuple(k in recomputing and k != j for k in stages) for j in recomputing]
-        choices = dict.fromkeys([(False,) * len(stages), *fewer, (True,) * len(stages)])
-        others = [replace(layout, recompute=flags) for flags in choices]
+        fewer = [
+            (*recomputed[:j], 0, *recomputed[j + 1 :])
+            for j, count in enumerate(recomputed)
+            if count
+        ]
+        choices = dict.fromkeys([(0,) * len(recomputed), *fewer, layout.stage_sizes])
+        others = [replace(layout, recompute=choice) for choice in choices]
         others = [other for other in others if other not in self.pool.tried]
         if not others:
             return []

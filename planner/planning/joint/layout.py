@@ -19,17 +19,22 @@ class Layout:
     layers
         Per stage, its layers ``(start, stop)``.
     recompute
-        Per stage, whether it recomputes its activations.
+        Per stage, how many of its first layers are recomputed.
     """
 
     counts: tuple[tuple[int, ...], ...]
     layers: tuple[tuple[int, int], ...]
-    recompute: tuple[bool, ...]
+    recompute: tuple[int, ...]
 
     @classmethod
-    def of(cls, counts: list[list[int]], cuts: list[int], recompute: list[bool]) -> Layout:
+    def of(cls, counts: list[list[int]], cuts: list[int], recompute: list[int]) -> Layout:
         """From counts by stage and class, and the S + 1 boundaries of stages."""
         return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
+
+    @property
+    def stage_sizes(self) -> tuple[int, ...]:
+        """Layers in each stage."""
+        return tuple(stop - start for start, stop in self.layers)
 
     def groups(self, classes: DeviceClasses) -> tuple[tuple[int, ...], ...]:
         """Devices of every stage, drawn from the classes in order.

@@ -41,9 +41,9 @@ class ModelArrays(NamedTuple):
     max_devices
         ``int[S + 1]``: most devices of a stage, by the number of stages.
     layers_free, recompute_free
-        Whether layers may move, and whether stages may recompute where memory is short.
+        Whether layers may move, and whether layers may be recomputed where memory is short.
     recompute
-        ``bool[S]``: stages that always recompute.
+        ``int[S]``: first layers of each stage that are always recomputed, at most.
     """
 
     flops: Floats
@@ -75,7 +75,7 @@ class ModelArrays(NamedTuple):
     max_devices: Ints
     layers_free: bool
     recompute_free: bool
-    recompute: Bools
+    recompute: Ints
 
 
 class ClassArrays(NamedTuple):
@@ -118,13 +118,13 @@ class LayoutState(NamedTuple):
     cuts
         ``int[max_stages + 1]``: first layer of every stage, and the number of layers.
     recompute
-        ``bool[max_stages]``: stages that recompute, as the estimate chose.
+        ``int[max_stages]``: first layers of each stage that are recomputed, as the estimate chose.
     """
 
     stages: Ints
     counts: Ints2
     cuts: Ints
-    recompute: Bools
+    recompute: Ints
 
 
 class LayoutScratch(NamedTuple):

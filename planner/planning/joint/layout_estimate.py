@@ -27,6 +27,9 @@ MIN_IN_FLIGHT, IN_FLIGHT_IF_MIXED = 1.25, 0.75
 time (Little's law): the first, and the second times the mixing of the flow after it. With fewer,
 the stage slows down in proportion. Fitted to the simulator; see
 docs/explanation/joint-search.md."""
+IN_FLIGHT_IF_PARTIAL = 0.75
+"""As the second, in addition for a stage that recomputes some of its layers: their number is chosen
+for what is needed on average, and queues need more at times."""
 MAX_PERIOD_RISES = 12
 """Maximum increases of the period until a boundary carries the flow of its stages."""
 MIN_PERIOD_RISE, PERIOD_RISE = 0.02, 0.7
@@ -41,41 +44,93 @@ than sorting the ones in use."""
 
 
 @kernel
-def in_flight_room(
-    model: ModelArrays, classes: ClassArrays, state: LayoutState, j: int, c: int
-) -> tuple[float, float]:
-    """Microbatches that fit on a device of class c for stage j, without and with recomputation."""
+def _stage_memory(model: ModelArrays, state: LayoutState, j: int) -> tuple[float, float]:
+    """Bytes of stage j, and of each microbatch between its F and B."""
     last = j == state.stages[0] - 1
     first_layer, end_layer = state.cuts[j], state.cuts[j + 1]
+    first_kept = first_layer + state.recompute[j]
     parameters = _stage_parameters(model, state, j)
-    saved_bytes = model.saved_bytes[end_layer] - model.saved_bytes[first_layer]
-    saved_bytes += model.held_bytes[end_layer - 1] if model.saves_output else 0.0
     rounded = parameters
     if j == 0:
         rounded -= model.stem_parameters - (model.tied_parameters if last else 0.0)
-    memory_left = classes.memory_bytes[c] - parameters * model.state_bytes
-    memory_left -= rounded * model.rounded_bytes + (0.0 if j == 0 and last else model.message_bytes)
-    kept_bytes = (model.held_bytes[first_layer - 1] if j > 0 else 0.0) + (
-        model.held_bytes[end_layer - 1] if last else 0.0
-    )
-    max_live = min(model.microbatches, model.max_in_flight)
-    head = model.head_bytes if last else 0.0
-    working_bytes = max(model.layer_bytes, head)
-    left_when_recomputing = memory_left - max(model.layer_bytes + saved_bytes, head)
+    kept_bytes = _graph_bytes(model, first_kept, end_layer)
+    again_bytes = _graph_bytes(model, first_layer, first_kept)
+    working_bytes = model.layer_bytes + max(again_bytes - kept_bytes, 0.0)
     if j == 0:
-        working_bytes = max(working_bytes, model.embedding_bytes - saved_bytes)
-        left_when_recomputing = min(left_when_recomputing, memory_left - model.embedding_bytes)
-    keeping_room = (
-        min(np.floor((memory_left - working_bytes) / saved_bytes), max_live)
-        if saved_bytes > 0
-        else max_live
-    )
-    recomputing_room = (
-        min(np.floor(left_when_recomputing / kept_bytes), max_live) if kept_bytes > 0 else max_live
-    )
-    return (keeping_room if memory_left >= working_bytes else 0.0), (
-        recomputing_room if left_when_recomputing >= 0 else 0.0
-    )
+        working_bytes = max(working_bytes, model.embedding_bytes - kept_bytes)
+    if last:
+        working_bytes = max(working_bytes, model.head_bytes)
+    if j > 0 or not last:
+        working_bytes += model.message_bytes
+    saved_bytes = kept_bytes
+    if first_kept > first_layer and j > 0:
+        saved_bytes += model.held_bytes[first_layer - 1]
+    if first_kept == end_layer and last:
+        saved_bytes += model.held_bytes[end_layer - 1]
+    state_bytes = parameters * model.state_bytes + rounded * model.rounded_bytes
+    return float(state_bytes + working_bytes), float(saved_bytes)
+
+
+@kernel
+def _graph_bytes(model: ModelArrays, start: int, stop: int) -> float:
+    """Activations that B of some layers needs, of one microbatch, and their output."""
+    if start == stop:
+        return 0.0
+    output_bytes = model.held_bytes[stop - 1] if model.saves_output else 0.0
+    return float(model.saved_bytes[stop] - model.saved_bytes[start] + output_bytes)
+
+
+@kernel
+def _stage_room(model: ModelArrays, classes: ClassArrays, state: LayoutState, j: int) -> float:
+    """Microbatches that fit on all devices of stage j; 0 if one of them holds none."""
+    room, (stage_bytes, saved_bytes) = 0.0, _stage_memory(model, state, j)
+    max_live = min(model.microbatches, model.max_in_flight)
+    for c in range(state.counts.shape[1]):
+        if state.counts[j, c] > 0:
+            free_bytes, each = classes.memory_bytes[c] - stage_bytes, max_live
+            if saved_bytes > 0:
+                each = min(np.floor(free_bytes / saved_bytes), max_live)
+            if free_bytes < 0 or each < 1:
+                return 0.0
+            room += state.counts[j, c] * each
+    return room
+
+
+@kernel
+def _recompute_to_fit(
+    model: ModelArrays, classes: ClassArrays, state: LayoutState, j: int
+) -> float:
+    """Let stage j recompute the fewest layers with which it fits; its room, 0 if it never fits.
+
+    One microbatch needs least memory if about half of its activations are recomputed, or more as
+    long as H needs more.
+    """
+    first, end = state.cuts[j], state.cuts[j + 1]
+    of_head = max(model.head_bytes - model.layer_bytes, 0.0) if end == len(model.flops) - 1 else 0.0
+    fewest, most = 0, 1
+    while (
+        first + most < end
+        and _graph_bytes(model, first, first + most)
+        < _graph_bytes(model, first + most, end) + of_head
+    ):
+        most += 1
+    state.recompute[j] = most
+    room = _stage_room(model, classes, state, j)
+    if room == 0.0:
+        most -= 1
+        state.recompute[j] = most
+        room = _stage_room(model, classes, state, j)
+        if room == 0.0:
+            return 0.0
+    while most - fewest > 1:
+        state.recompute[j] = (fewest + most) // 2
+        middle_room = _stage_room(model, classes, state, j)
+        if middle_room > 0:
+            most, room = state.recompute[j], middle_room
+        else:
+            fewest = state.recompute[j]
+    state.recompute[j] = most
+    return room
 
 
 @kernel
@@ -93,17 +148,12 @@ def _stage_period(
     num_classes = len(counts)
     if not model.min_devices <= counts.sum() <= model.max_devices[state.stages[0]]:
         return np.inf
-    keeping_room, recomputing_room = 0.0, 0.0
-    for c in range(num_classes):
-        if counts[c] > 0:
-            keeping_room_c, recomputing_room_c = in_flight_room(model, classes, state, j, c)
-            if keeping_room_c < 1 and model.recompute_free:
-                state.recompute[j] = True
-            if (recomputing_room_c if state.recompute[j] else keeping_room_c) < 1:
-                return np.inf
-            keeping_room += counts[c] * keeping_room_c
-            recomputing_room += counts[c] * recomputing_room_c
-    work_flops = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
+    room = _stage_room(model, classes, state, j)
+    if room == 0.0 and model.recompute_free and state.recompute[j] == 0:
+        room = _recompute_to_fit(model, classes, state, j)
+    if room == 0.0:
+        return np.inf
+    work_flops = 3.0 * forward + model.flops[a + state.recompute[j]] - model.flops[a]
     work_flops += model.head_flops if last else 0.0
     rate = 0.0
     for c in range(num_classes):
@@ -119,7 +169,7 @@ def _stage_period(
         scratch.share[j, c] /= rate
         compute_s += scratch.share[j, c] * work_flops / classes.flops_per_s[c]
     scratch.compute_s[j] = compute_s
-    scratch.in_flight_room[j] = recomputing_room if state.recompute[j] else keeping_room
+    scratch.in_flight_room[j] = room
     return float(1.0 / rate)
 
 
@@ -237,7 +287,7 @@ def estimate(
     scratch: LayoutScratch,
     max_value: float,
 ) -> float:
-    """Estimated seconds or dollars of a step; sets which stages recompute.
+    """Estimated seconds or dollars of a step; sets which layers are recomputed.
 
     Infinite if memory is too small, or as soon as the value is known to exceed ``max_value``. In
     the second case ``state.recompute`` is not final.
@@ -352,12 +402,14 @@ def _pipeline_period(
 ) -> float:
     """Period of the whole pipeline; infinite if it exceeds ``max_period``.
 
-    A stage recomputes, if allowed, where memory does not hold the microbatches that must be in
-    flight. That changes its period, so that the period is computed again, at most once per stage.
+    A stage recomputes layers, if allowed, where memory does not hold the microbatches that must be
+    in flight. That changes its period, which is computed again, at most once per stage.
     """
     stages = state.stages[0]
     for j in range(len(model.recompute)):
-        state.recompute[j] = model.recompute[j]
+        state.recompute[j] = 0
+    for j in range(stages):
+        state.recompute[j] = min(model.recompute[j], state.cuts[j + 1] - state.cuts[j])
     period = 0.0
     for _ in range(stages + 1):
         period = 0.0
@@ -381,29 +433,73 @@ def _pipeline_period(
             round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
             if j < stages - 1:
                 mixing = max(mixing, scratch.mixing[j])
-            required = MIN_IN_FLIGHT + IN_FLIGHT_IF_MIXED * mixing
-            beyond_s = required * (round_trip_s - scratch.compute_s[j])
-            waiting_period = (scratch.compute_s[j] + beyond_s) / scratch.in_flight_room[j]
+            away_s = round_trip_s - scratch.compute_s[j]
+            waiting_period = _waiting_period(model, state, scratch, j, away_s, mixing)
             if waiting_period > period:
-                if model.recompute_free and not state.recompute[j]:
-                    # waiting with fewer in flight may cost less than repeating F
-                    state.recompute[j] = True
-                    recomputing_period = _stage_period(model, classes, state, scratch, j)
-                    # it may have to wait, too
-                    repeated_s = scratch.compute_s[j] + beyond_s
-                    recomputing_period = max(
-                        recomputing_period, repeated_s / scratch.in_flight_room[j]
-                    )
-                    if waiting_period > max(period, recomputing_period):
-                        changed = True
-                        continue
-                    state.recompute[j] = False
-                    _stage_period(model, classes, state, scratch, j)
+                if model.recompute_free and _recompute_to_wait_less(
+                    model, classes, state, scratch, j, away_s, mixing, period, waiting_period
+                ):
+                    changed = True
+                    continue
                 slowed_period = max(slowed_period, waiting_period)
         period = slowed_period
         if not changed:
             break
     return float(period)
+
+
+@kernel
+def _waiting_period(
+    model: ModelArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    j: int,
+    away_s: float,
+    mixing: float,
+) -> float:
+    """Period of stage j if its microbatches, on their way for ``away_s``, fill its memory."""
+    required = MIN_IN_FLIGHT + IN_FLIGHT_IF_MIXED * mixing
+    if model.recompute_free and 0 < state.recompute[j] < state.cuts[j + 1] - state.cuts[j]:
+        required += IN_FLIGHT_IF_PARTIAL * mixing
+    return float((scratch.compute_s[j] + required * away_s) / scratch.in_flight_room[j])
+
+
+@kernel
+def _recompute_to_wait_less(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    j: int,
+    away_s: float,
+    mixing: float,
+    period: float,
+    waiting_period: float,
+) -> bool:
+    """Let stage j recompute more layers if it then waits less than it computes more.
+
+    As many as do not lengthen the period further: room that is not needed smooths the flow.
+    """
+    before, more = state.recompute[j], state.cuts[j + 1] - state.cuts[j] + 1
+    fewer = before
+    best, best_period = before, waiting_period
+    while more - fewer > 1:
+        tried = (fewer + more) // 2
+        state.recompute[j] = tried
+        own_period, waits = _stage_period(model, classes, state, scratch, j), np.inf
+        # all layers at once may need more memory than some of them
+        if own_period < np.inf:
+            waits = _waiting_period(model, state, scratch, j, away_s, mixing)
+        value = max(own_period, waits, period)
+        if value < best_period or (value == best_period and best != before and tried > best):
+            best, best_period = tried, value
+        if own_period <= max(waits, period) and own_period < np.inf:
+            fewer = tried
+        else:
+            more = tried
+    state.recompute[j] = best
+    _stage_period(model, classes, state, scratch, j)
+    return bool(best != before)
 
 
 @kernel

@@ -129,10 +129,10 @@ class Constraints:
 
 def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> ModelArrays:
     """The workload in the form of the compiled search."""
-    recompute = np.full(max_stages, constraints.recompute == "all")
-    if constraints.recompute is not None and not isinstance(constraints.recompute, str):
-        recompute[list(constraints.recompute)] = True
     count = len(workload.layers)
+    recompute = np.full(max_stages, count if constraints.recompute == "all" else 0)
+    if constraints.recompute is not None and not isinstance(constraints.recompute, str):
+        recompute[list(constraints.recompute)] = count
     min_devices = workload.optimizer_shards * constraints.optimizer_copies
     prefix_costs = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     all_layers = stage_costs(workload, 0, count, with_head=True)
@@ -369,7 +369,7 @@ class LayoutSearch:
                 break
         if value[1] >= 1e300:
             return None, done
-        # recompute flags belong to the last estimate; estimate again
+        # recomputed layers belong to the last estimate; estimate again
         final_value = self._estimate(self._best)
         return ScoredLayout(final_value, self._layout_of(self._best)), done
 
@@ -425,7 +425,7 @@ class LayoutSearch:
     def scored(self, layout: Layout) -> ScoredLayout:
         """The layout with its estimate, infinite if memory is too small.
 
-        The estimate chooses anew which stages recompute.
+        The estimate chooses anew which layers are recomputed.
         """
         state = self._state_of(layout)
         value = self._estimate(state)
@@ -488,7 +488,7 @@ class LayoutSearch:
             stages=np.zeros(1, dtype=np.int64),
             counts=np.zeros((most, len(self.classes)), dtype=np.int64),
             cuts=np.zeros(most + 1, dtype=np.int64),
-            recompute=np.zeros(most, dtype=np.bool_),
+            recompute=np.zeros(most, dtype=np.int64),
         )
 
     def _initial_state(
@@ -545,14 +545,14 @@ class LayoutSearch:
         chained_devices = np.repeat(chain, self.classes.size[chain])
         largest = np.argsort(-self.classes.memory_bytes[chained_devices], kind="stable")[:stages]
         in_chain_order = chained_devices[np.sort(largest)].tolist()
-        flags = self.model.recompute[:stages].tolist()
-        kinds = [(False, True) if self.model.recompute_free else (flag,) for flag in flags]
-
+        recomputed = self.model.recompute[:stages].tolist()
+        if self.model.recompute_free:
+            recomputed = [None] * stages
         memory, layers = self.classes.memory_bytes, self.constraints.layers
 
         def filled(classes: list[int], any_order: bool = False) -> Filled:
             each = memory[classes].tolist()
-            return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
+            return evenly_filled(self.workload, each, recomputed, layers, any_order=any_order)
 
         if layers is not None:
             needs = [costs.need_bytes(1) for costs in filled(in_chain_order).costs(self.workload)]

@@ -303,7 +303,7 @@ class StageRequirements:
     pool, num_devices, layers
         The devices, their number, and the number of layers.
     recompute_choices
-        Whether a stage recomputes: the possible values.
+        Indices of `_recompute_ranges`.
     starts, stops
         ``int[P]``: layers of every part.
     m
@@ -324,7 +324,7 @@ class StageRequirements:
     ) -> None:
         self.pool, self.num_devices, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
         wire_ratio *= _least_averaged(pool, workload.spread_ratio)
-        self.recompute_choices = (False, True) if recomputes else (False,)
+        self.recompute_choices = range(len(_recompute_ranges(1)) if recomputes else 1)
         self.microbatches = float(workload.batch_samples // workload.microbatch_samples)
         self.m = np.arange(1.0, self.num_devices + 1)
         self.microbatches_per_device = np.ceil(self.microbatches / self.m)
@@ -378,16 +378,34 @@ class StageRequirements:
         tied_apart: bool,
     ) -> None:
         """``tied_apart``: tied parameters on two stages are averaged after the rest."""
-        keeping, recomputed = (
+        kinds = {(x.forward_flops, x.saved_bytes, x.output_bytes) for x in workload.layers}
+
+        def candidates(group: range, a: int, b: int) -> Iterable[int]:
+            # between equal layers, without embedding and head, room grows or shrinks throughout
+            inner = len(kinds) == 1 and a > 0 and b < self.layers
+            return {*group[:1], *group[-1:]} if inner else group
+
+        # by part, costs with the numbers of recomputed layers in a group that may be best
+        chosen = [
             [
-                stage_costs(workload, a, b, with_head=b == self.layers, recompute=recomputes)
+                [
+                    stage_costs(workload, a, b, with_head=b == self.layers, recomputed=count)
+                    for count in candidates(_recompute_ranges(b - a)[choice], a, b)
+                ]
                 for a, b in spans
             ]
-            for recomputes in (False, True)
-        )
-        chosen = (keeping, recomputed)[: len(self.recompute_choices)]
+            for choice in self.recompute_choices
+        ]
+        keeping = [costs for (costs,) in chosen[0]]
         self.forward_flops = _column(c.forward_flops for c in keeping)
-        self.backward_flops = [_column(c.backward_flops for c in costs) for costs in chosen]
+        self.backward_flops = [
+            _column(
+                # without a number in the range, no less than with any other
+                min((c.backward_flops for c in costs), default=3 * least.forward_flops)
+                for costs, least in zip(parts, keeping, strict=True)
+            )
+            for parts in chosen
+        ]
         self.head_flops = _column(c.head_flops for c in keeping)
         boundary_bytes = {b: c.output_bytes for (_, b), c in zip(spans, keeping, strict=True)}
         boundary_bytes[self.layers] = boundary_bytes[0] = 0.0
@@ -405,18 +423,24 @@ class StageRequirements:
         # microbatches between F and B, per part and size
         self.max_live = [
             np.array(
-                [[min(c.room(-size), self.microbatches) for size in sizes.tolist()] for c in costs]
+                [
+                    [
+                        min(max((c.room(-size) for c in costs), default=0.0), self.microbatches)
+                        for size in sizes.tolist()
+                    ]
+                    for costs in parts
+                ]
             )
-            for costs in chosen
+            for parts in chosen
         ]
         holding = -sizes >= _column(c.state_bytes for c in keeping)
         self.num_holding = (holding * counts).sum(axis=1, keepdims=True)
         self.holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
         self.min_devices = workload.optimizer_shards
 
-    def _live_sums(self, recomputes: bool) -> Floats:
+    def _live_sums(self, choice: int) -> Floats:
         """Microbatches between F and B on the m devices with most memory, per part."""
-        live, before, sizes = self.max_live[recomputes], *np.split(self.size_index, [self.first])
+        live, before, sizes = self.max_live[choice], *np.split(self.size_index, [self.first])
         live_before = live * np.bincount(before, minlength=live.shape[1])
         in_block = live[:, sizes[: len(self.m)]].cumsum(axis=1)
         return np.asarray(live_before.sum(axis=1, keepdims=True) + in_block)
@@ -505,13 +529,16 @@ class StageRequirements:
             fits=self.fits,
         )
 
-    def upstream(self, recomputes: bool) -> Requirement:
-        """A stage before the one that begins at T; its forward passes may precede T."""
+    def upstream(self, choice: int) -> Requirement:
+        """A stage before the one that begins at T; its forward passes may precede T.
+
+        It recomputes as much as in this one of `recompute_choices`.
+        """
         most_live, backward_flops = (
-            self.max_live[recomputes][:, :1],
-            self.backward_flops[recomputes],
+            self.max_live[choice][:, :1],
+            self.backward_flops[choice],
         )
-        late_forwards = np.maximum(self.microbatches - self._live_sums(recomputes), 0.0)
+        late_forwards = np.maximum(self.microbatches - self._live_sums(choice), 0.0)
         late_forwards_per_device = np.maximum(self.microbatches_per_device - most_live, 0.0)
         begin_s = self.turnaround_s + self.hop_out_s
         backward_s = self.microbatches_per_device * backward_flops / self.fastest
@@ -561,6 +588,12 @@ class StageRequirements:
             quiet_s=zeros,
             fits=self.fits,
         )
+
+
+def _recompute_ranges(size: int) -> tuple[range, ...]:
+    """How many layers a stage recomputes, in four groups: none, few, many and all."""
+    half = size // 2
+    return range(1), range(1, half + 1), range(half + 1, size), range(size, size + 1)
 
 
 def _least_averaged(pool: DevicePool, spread_ratio: float) -> float:

@@ -29,7 +29,7 @@ def cycle_bound_s(
     path_stages: Sequence[int],
     averaging: AveragingBound,
     layers: Sequence[tuple[int, int]],
-    recompute: Sequence[bool] = (),
+    recompute: Sequence[int] = (),
 ) -> float:
     """Seconds of a mean step that no placement beats; compute times follow from FLOPs.
 
@@ -154,7 +154,7 @@ def _problem(
     path_stages: int,
     each: int,
     layers: Sequence[tuple[int, int]],
-    recompute: Sequence[bool],
+    recompute: Sequence[int],
 ) -> ArrangedPathProblem:
     """As the simulator counts: directions apart, every message as small as the smallest."""
     numbers = DeviceStageCosts.of(cluster, workload, layers, recompute)

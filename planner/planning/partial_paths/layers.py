@@ -31,13 +31,13 @@ def splits(problem: PlanningProblem, shape: Shape, groups: Sequence[Sequence[int
     computing, averaging = _computing_s(problem, shape, groups), _averaging_s(problem, groups)
     cluster, workload = problem.cluster, problem.workload
     smallest = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
-    recomputes = shape.recompute or (False,) * shape.stages
+    recompute = shape.recompute or (0,) * shape.stages
 
     @cache
     def costs(j: int, start: int, stop: int) -> tuple[float, float]:
         """Seconds of computing and of averaging; infinite where memory does not hold the stage."""
         head = j == shape.head_stage
-        stage = stage_costs(workload, start, stop, with_head=head, recompute=recomputes[j])
+        stage = stage_costs(workload, start, stop, with_head=head, recomputed=recompute[j])
         if stage.need_bytes(1) > smallest[j]:
             return math.inf, math.inf
         return computing(j, stage), averaging(j, stage)
