@@ -23,13 +23,13 @@ from planner.executor.runtime.stage_module import require_executable  # noqa: E4
 
 Formats = Mapping[str, str] | str
 
-CASES: dict[str, tuple[list[list[int]], str, str, Formats, tuple[bool, ...]]] = {
-    "bf16": ([[0, 1]], "last", "gpt2", "bf16", (False, False)),
-    "bf16, head first, recomputed": ([[1, 0]], "first", "llama", "bf16", (True, True)),
-    "sent in bf16": ([[0, 1]], "last", "gpt2", {"compute": "fp32"}, (False, True)),
-    "sent in fp32": ([[0, 1]], "first", "gpt2", {"messages": "fp32"}, (False, False)),
-    "2 x 2 in bf16": ([[0, 3], [2, 1]], "first", "llama", "bf16", (False, True)),
-    "fp16, recomputed": ([[0, 1]], "last", "gpt2", "fp16", (False, True)),
+CASES: dict[str, tuple[list[list[int]], str, str, Formats, tuple[int, ...]]] = {
+    "bf16": ([[0, 1]], "last", "gpt2", "bf16", (0, 0)),
+    "bf16, head first, recomputed": ([[1, 0]], "first", "llama", "bf16", (2, 1)),
+    "sent in bf16": ([[0, 1]], "last", "gpt2", {"compute": "fp32"}, (0, 2)),
+    "sent in fp32": ([[0, 1]], "first", "gpt2", {"messages": "fp32"}, (0, 0)),
+    "2 x 2 in bf16": ([[0, 3], [2, 1]], "first", "llama", "bf16", (0, 2)),
+    "fp16, recomputed": ([[0, 1]], "last", "gpt2", "fp16", (1, 2)),
 }
 
 

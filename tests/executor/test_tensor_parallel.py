@@ -61,7 +61,7 @@ def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]
         pytest.param(
             tiny_workload("llama", tied=True),
             [[0], [1]],
-            {"recompute": (True,)},
+            {"recompute": (1,)},
             6,
             marks=pytest.mark.slow,
         ),

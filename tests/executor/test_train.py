@@ -225,14 +225,14 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "some", [(True, False), pytest.param((True, True), marks=pytest.mark.slow)]
+    "some", [(2, 1), *(pytest.param(some, marks=pytest.mark.slow) for some in ((1, 0), (2, 2)))]
 )
-def test_recomputation_changes_no_bit(some: tuple[bool, ...], tmp_path: Path) -> None:
-    """One stage or all of them: losses and gradients are those of a plan that keeps everything."""
+def test_recomputation_changes_no_bit(some: tuple[int, ...], tmp_path: Path) -> None:
+    """Of some layers or all: losses and gradients are those of a plan that keeps everything."""
     plan = make_plan([[0, 3], [2, 1]])
     losses, gradients = single(plan)
     found = []
-    for does in ((False, False), some):
+    for does in ((0, 0), some):
         ranks = execute(plan.replace(recompute=does), tmp_path, list(plan.cluster.network.ids))
         found.append([ranks[0]["losses"].tobytes(), *(r[w].tobytes() for r in ranks for w in WHEN)])
         np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)

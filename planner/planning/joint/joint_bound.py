@@ -209,10 +209,15 @@ def long_run_bound_s(
     requirements = StageRequirements(
         pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
     )
-    steady_state = _RoleWeights(requirements, StageRequirements.steady_state)
+    roles = [
+        _RoleWeights(requirements, partial(StageRequirements.steady_state, choice=choice))
+        for choice in requirements.recompute_choices
+    ]
 
     def split_weight_of(weights: DualWeights) -> SplitWeight:
-        return lambda limit: _lightest_split(steady_state.at(limit, weights))
+        return lambda limit: _lightest_split(
+            np.min([role.at(limit, weights) for role in roles], axis=0)
+        )
 
     return _best_weights(pool, split_weight_of, requirements.scale_s)[0] / every_steps
 

@@ -1,7 +1,7 @@
 """What a stage must do between the ends of two steps, for any devices: FLOPs, bytes and seconds.
 
 Let T be the end of a step and D the distance to the next end. A part of the layers that is a stage
-of m devices needs D to satisfy inequalities (1) to (6). All of them use the m best devices of the
+of m devices needs D to satisfy inequalities (1) to (7). All of them use the m best devices of the
 pool, so they hold for any devices.
 
 =============  ====================================================================================
@@ -51,6 +51,7 @@ its last operation to the end of the step, q during which none of the bytes o is
     (5)  o / u_m <= D - q                       all bytes are sent
     (6)  each of the m devices holds the parameters' state; one at least has room for a microbatch;
          m is at least the number of optimizer shards
+    (7)  n t / h + e <= D                       memory holds the microbatches in flight
 
 The last operation is followed by averaging, or by its microbatch's backward passes in the stages
 before this one, so e = max(r_m, these passes).
@@ -66,10 +67,12 @@ upstream        before the boundary stage        n B + (n - h) F   n z          
 steady_state    any, over many steps             n (F + B + H)     n z          n (a + z) + s_m
 ==============  ===============================  ================  ===========  ===============
 
-An upstream stage may have run F before T, for as many microbatches h as its devices hold between F
-and B. There g' is n B, and (1) holds in two forms: with b and B alone, and with b = 0, B, and those
+Its devices hold h microbatches between F and B, the more of its layers it recomputes; B includes F
+of these. An upstream stage may have run F before T for as many. There g' is n B, and (1) holds in two forms: with b and B alone, and with b = 0, B, and those
 F that the device with most memory cannot have run before T. Elsewhere g' = g. In the steady state
-b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D.
+b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D. There (7) holds: each
+microbatch takes t or longer from its F to its B, with its passes through all stages after this one,
+and on average over D at most h of them are on the way (Little's law).
 
 `planner.planning.joint.joint_bound` finds the smallest D for which all stages together need no more
 than all devices have.
@@ -461,6 +464,10 @@ class StageRequirements:
         self.turnaround_s = (
             turnaround_s + 2 * (flops_before[-1] - flops_before[self.stops, None]) / self.fastest
         )
+        # between F and B of a microbatch: all passes of the stages after this one, and two messages
+        flops_after = 3 * (flops_before[-1] - flops_before[self.stops, None])
+        flops_after += np.where(self.head_flops > 0, 0.0, self.head_flops.max())
+        self.away_s = flops_after / self.fastest + 2 * self.hop_out_s
         self.upstream_backward_s = 2 * flops_before[self.starts, None] / self.fastest
 
     def _set_averaging(self) -> None:
@@ -568,14 +575,21 @@ class StageRequirements:
             fits=self.fits,
         )
 
-    def steady_state(self) -> Requirement:
-        """Any stage, from the end of its round to the end of its next one."""
-        flops = self.forward_flops + self.backward_flops[0] + self.head_flops
+    def steady_state(self, choice: int) -> Requirement:
+        """Any stage, from the end of its round to the end of its next one.
+
+        It recomputes as much as in this one of `recompute_choices`.
+        """
+        flops = self.forward_flops + self.backward_flops[choice] + self.head_flops
+        in_flight_s = flops / self.fastest + self.away_s
+        with np.errstate(divide="ignore"):
+            held_s = self.microbatches * in_flight_s / self._live_sums(choice)  # (7)
         sent = self.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
         before_round_s = np.maximum(
             self.microbatches_per_device * flops / self.fastest,  # (1)
             self.microbatches * self.output_bytes / self.most_down,  # (2)
         )
+        before_round_s = np.maximum(before_round_s, held_s)
         zeros = np.zeros_like(self.input_bytes)
         return Requirement(
             flops=self.microbatches * flops,
