@@ -54,11 +54,17 @@ def every_layout(
     most: int = 60,
     in_sites: float = 0.3,
     shards: int = 1,
+    *,
+    little_memory: bool = False,
 ) -> tuple[float, StepBound | None, StepBound | None]:
     """Return the smallest ratio of step to bound over many plans, and the bounds of two "
     "requests."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
+    if little_memory:
+        needs = [_some_need(workload, rng) for _ in range(n)]
+        devices = replace(cluster.devices, memory_bytes=np.array(needs))
+        cluster = cluster.replace(devices=devices)
     codec = Codec.INT8 if rng.random() < 0.3 and shards == 1 else Codec.NONE
     if shards > 1 and rng.random() < 0.5:
         # parameters return in half of the bytes
@@ -85,6 +91,18 @@ def every_layout(
     return least, free, kept
 
 
+def _some_need(workload: pl.Workload, rng: np.random.Generator) -> float:
+    """A little more than some stage needs for up to three microbatches."""
+    layers = len(workload.layers)
+    start = int(rng.integers(layers))
+    stop = int(rng.integers(start + 1, layers + 1))
+    recomputed = int(rng.integers(stop - start + 1))
+    stage = costs.stage_costs(
+        workload, start, stop, with_head=stop == layers, recomputed=recomputed
+    )
+    return stage.need_bytes(int(rng.integers(1, 4))) * rng.uniform(1.0, 1.2)
+
+
 def step_ends_s(plan: TrainingPlan) -> list[float]:
     """Return the ends of the four steps that the simulator evaluates."""
     program = compile_plan(plan, LinkResources.of(plan.cluster), plan.workload)
@@ -103,6 +121,15 @@ def test_all_layouts_of_three_devices(seed: int) -> None:
 def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> None:
     """Any cluster, model, layout, wiring, order, recomputation, shares and codec."""
     every_layout(seed, n, layers, count)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(2, 5), st.integers(2, 6))
+def test_no_plan_with_little_memory_beats_the_bound(
+    seed: int, n: int, layers: int, count: int
+) -> None:
+    """Where stages recompute some of their layers to hold the microbatches in flight."""
+    every_layout(seed, n, layers, count, little_memory=True)
 
 
 def in_bf16(

@@ -24,6 +24,7 @@ from planner.planning.joint.layout_averaging import one_round_s
 from planner.planning.joint.layout_estimate import _stage_memory, estimate
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
 from planner.search.stop import MaxIterations
+from planner.search.worker_pool import WorkerPool
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
@@ -192,6 +193,21 @@ def test_the_same_seed_finds_the_same_layouts() -> None:
         assert (np.sum(one.layout.counts, axis=0) <= classes.size).all()
         devices = [d for group in one.layout.groups(classes) for d in group]
         assert len(set(devices)) == len(devices)
+
+
+def test_rounds_with_given_numbers_of_stages_keep_to_them() -> None:
+    """Each gets a layout, no better than the best with any number."""
+    classes, work = DeviceClasses.of(regions([2, 1, 1], 1, 6e7)), model(3)
+    search = LayoutSearch(classes, work, seed=3)
+    best: dict[int, float] = {}
+    for one in every_layout(classes, 3):
+        scored, stages = search.scored(one), len(one.layers)
+        best[stages] = min(best.get(stages, math.inf), scored.value)
+    search.search_counts(MaxIterations(10**9).start(), [2, 3], 60_000, WorkerPool(1))
+    found = search.best_by_stages()
+    assert {stages: scored.value for stages, scored in found.items()} == {
+        stages: pytest.approx(best[stages], rel=1e-9) for stages in (2, 3)
+    }
 
 
 @settings(deadline=None)

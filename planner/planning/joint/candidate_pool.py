@@ -37,9 +37,11 @@ OPERATIONS_PER_EFFORT = 800_000
 """Simulated operations per unit of effort."""
 OPERATIONS_PER_CANDIDATE = 25_000
 """Fixed cost of a candidate, in simulated operations."""
-PROMISING_RATIO = 1.08
-"""Ratio to the best value up to which a candidate is built again over other pairs of devices, and
-with the slowdowns measured in its schedule."""
+SPREAD_RATIO, PROMISING_RATIO, REPEAT_RATIO = 1.15, 1.08, 1.03
+"""Ratios to the best value up to which a candidate is built again over other pairs of devices, with
+the slowdowns measured in its schedule, and with those measured in the schedule that follows."""
+MAX_LATENESS_STEPS = 5
+"""How often a candidate is built with measured slowdowns."""
 MAX_RECHECK_OPERATIONS = 60_000
 """Operations of a step up to which variants of the best plan are built after the search."""
 MAX_ELITE = 8
@@ -147,13 +149,11 @@ class CandidatePool:
             best,
             [
                 replace(first.spec, spread=spread)
-                for first in self._promising(firsts, always)
+                for first in self._promising(firsts, SPREAD_RATIO, always)
                 for spread in first.other_spreads
             ],
         )
-        self._improve(
-            best, [slowed(candidate) for candidate in self._promising(list(best.values()))]
-        )
+        self._follow_lateness(best)
         for candidate in best.values():
             self.keep(candidate)
         return list(best.values())
@@ -172,11 +172,27 @@ class CandidatePool:
                 break
         return built
 
-    def _improve(self, best: dict[Layout, CandidatePlan], specs: Sequence[CandidateSpec]) -> None:
-        """Replace candidates by better ones with the same layout."""
-        for candidate in self.build_all(specs):
+    def _improve(
+        self, best: dict[Layout, CandidatePlan], specs: Sequence[CandidateSpec]
+    ) -> list[CandidatePlan]:
+        """Replace candidates by better ones with the same layout; returns all that were built."""
+        built = self.build_all(specs)
+        for candidate in built:
             if candidate.value < best[candidate.layout].value:
                 best[candidate.layout] = candidate
+        return built
+
+    def _follow_lateness(self, best: dict[Layout, CandidatePlan]) -> None:
+        """Build promising candidates repeatedly, with the slowdowns measured in the last schedule.
+
+        A schedule may be worse than the one before it and the next one better than both.
+        """
+        last = dict(best)
+        for k in range(MAX_LATENESS_STEPS):
+            ratio = REPEAT_RATIO if k > 0 else PROMISING_RATIO
+            promising = self._promising(list(best.values()), ratio)
+            built = self._improve(best, [slowed(last[one.layout]) for one in promising])
+            last.update((candidate.layout, candidate) for candidate in built)
 
     def build_all(self, specs: Sequence[CandidateSpec]) -> list[CandidatePlan]:
         """Candidates, those that fit, up to the limit."""
@@ -185,7 +201,10 @@ class CandidatePool:
         return [candidate for candidate in self._built(specs) if candidate is not None]
 
     def _promising(
-        self, candidates: Sequence[CandidatePlan], always: Collection[Layout] = ()
+        self,
+        candidates: Sequence[CandidatePlan],
+        ratio: float,
+        always: Collection[Layout] = (),
     ) -> list[CandidatePlan]:
         """Candidates whose value is within a factor of the best one; none at the limit."""
         if self.run.check() is not None:
@@ -195,7 +214,7 @@ class CandidatePool:
         return [
             candidate
             for candidate in candidates
-            if candidate.value <= PROMISING_RATIO * best_value or candidate.layout in always
+            if candidate.value <= ratio * best_value or candidate.layout in always
         ]
 
     def keep(self, candidate: CandidatePlan) -> None:

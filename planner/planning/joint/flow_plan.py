@@ -133,10 +133,11 @@ class LayoutContext:
         first = (
             PairSpread.FEW if averages_rarely or self.flow.lines is not None else PairSpread.EVEN
         )
+        single = bool((self.nodes.devices == 1).all())  # many pairs and few are then the same
         others = (
             spread
             for spread in PairSpread
-            if spread is not first and (equal_stages or spread is not PairSpread.PAIRED)
+            if spread is not first and (equal_stages if spread is PairSpread.PAIRED else not single)
         )
         return first, *others
 

@@ -1,7 +1,8 @@
 """Joint search over devices, stages, layers, groups, paths and averaging.
 
-A search round is a restart: simulated annealing finds layouts with a low estimate, and candidates
-are built from the best of them. One step of each is simulated, then two consecutive steps of the
+A search round is a restart: simulated annealing finds layouts with a low estimate, with any number
+of stages in the first round and with some fixed numbers in further ones, and candidates are built
+from the best of them. One step of each is simulated, then two consecutive steps of the
 most promising, and the best of these are evaluated in full. Improvement steps follow: a parent is
 chosen from the elite pool (the best candidates so far), and candidates are built from neighbours of
 its layout and from perturbations of its flow. Search rounds repeat until the limit; the first one
@@ -28,7 +29,13 @@ from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_flow import IN_FLIGHT, pipeline_s
-from planner.planning.joint.layout_search import SEEDS, Constraints, InitialLayout, LayoutSearch
+from planner.planning.joint.layout_search import (
+    SEEDS,
+    Constraints,
+    InitialLayout,
+    LayoutSearch,
+    ScoredLayout,
+)
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import ShareRule
@@ -72,8 +79,12 @@ MAX_IDLE_ROUNDS = 3
 """Consecutive search rounds without a new layout that end the search: the layout search is random,
 so that one such round may be chance."""
 
-IMPROVEMENT_STEPS = 6
-"""Improvement steps in a search round; each explores the neighbourhood of one parent."""
+SECOND_ROUND_COUNTS, FURTHER_ROUND_COUNTS = 8, 5
+"""Numbers of stages of the second search round and of each further one: those with the lowest
+estimates."""
+FIRST_IMPROVEMENT_STEPS, IMPROVEMENT_STEPS = 2, 6
+"""Improvement steps in a search round; each explores the neighbourhood of one parent. The first
+number is that of the first round, if the limit allows further ones, which find better layouts."""
 NEIGHBOURS_ESTIMATED = 600
 """Random neighbours of a parent's layout that are estimated in an improvement step."""
 NEIGHBOUR_TASKS = 4
@@ -188,6 +199,8 @@ class JointSearch:
         self.workers = WorkerPool(workers, self.layouts, self.builder)
         self.pool = CandidatePool(problem, self.builder, self.run, self.workers, bound)
         self.pending: list[CandidatePlan] = []
+        self.rounds = 0
+        self.best_estimates: dict[int, float] = {}
         self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
@@ -273,9 +286,7 @@ class JointSearch:
 
     def _search_round(self, moves: float) -> None:
         """Build and evaluate the best of new layouts, then improve candidates of the elite pool."""
-        self.layouts.optima.clear()
-        self.layouts.search(self.run, moves, self.workers)
-        ranked = self.layouts.ranked(first=InitialLayout.SPREAD_COLD)
+        ranked = self._new_layouts(moves)
         initial: list[Layout] = []
         if not self.pool.tried:
             rank_based = promising_rank_layouts(self.problem, self.layouts, PROMISING_RATIO)
@@ -299,11 +310,33 @@ class JointSearch:
             self._evaluate_promising(built)
         if best_unbuilt := self._best_unbuilt(candidates, initial):
             self._evaluate_promising(best_unbuilt)
-        for _ in range(IMPROVEMENT_STEPS):
+        is_first_of_several = self.rounds == 1 and moves == SEARCH_ROUND_MOVES
+        for _ in range(FIRST_IMPROVEMENT_STEPS if is_first_of_several else IMPROVEMENT_STEPS):
             if not self.pool.elite or self.run.check() is not None:
                 break
             parent = self._next_parent()
             self._evaluate_promising([*self._neighbours(parent), *self._perturbed(parent)])
+
+    def _new_layouts(self, moves: float) -> list[ScoredLayout]:
+        """Layouts of a search round, the most promising first.
+
+        The first round leaves the number of stages open. Further ones divide the moves among the
+        numbers with the lowest estimates, and the best layout with each of them comes first.
+        """
+        layouts, estimates = self.layouts, self.best_estimates
+        layouts.optima.clear()
+        self.rounds += 1
+        if not estimates:
+            layouts.search(self.run, moves, self.workers)
+            ranked = layouts.ranked(first=InitialLayout.SPREAD_COLD)
+        else:
+            most = SECOND_ROUND_COUNTS if self.rounds == 2 else FURTHER_ROUND_COUNTS
+            numbers = sorted(estimates, key=lambda stages: estimates[stages])[:most]
+            layouts.search_counts(self.run, numbers, moves, self.workers)
+            ranked = list(dict.fromkeys([*layouts.best_by_stages().values(), *layouts.ranked()]))
+        for stages, scored in layouts.best_by_stages().items():
+            estimates[stages] = min(scored.value, estimates.get(stages, math.inf))
+        return ranked
 
     def _best_unbuilt(
         self, candidates: Sequence[CandidatePlan], initial: Sequence[Layout]

@@ -49,6 +49,10 @@ BEST_COUNTS, RESTARTS = 4, 3
 """Numbers of stages that get the second share, and best layouts from which restarts begin."""
 RESTART_MOVES = 30_000
 """Moves of a restart: which classes form a stage settles quickly, and often in a local optimum."""
+DESCENTS_SHARE, DESCENT_MOVES = 1 / 3, 5_000
+"""Share of the moves for descents with given numbers of stages, and moves of a descent."""
+MIN_RESTARTS = 5
+"""Minimum number of restarts with each of these numbers."""
 SEEDS = 1 << 63
 """Seeds are below this."""
 MAX_ORDERS = 1000
@@ -63,8 +67,10 @@ class InitialLayout(enum.Enum):
     NEARBY = "stages of nearby classes"
     NEARBY_SUBSET = "the same on the best of several subsets of nearby classes"
     SPREAD = "the devices of each class spread over all stages"
-    SPREAD_COLD = "the same, at a low temperature"
+    NEARBY_COLD = "stages of nearby classes, at a low temperature"
+    SPREAD_COLD = "the devices of each class spread over all stages, at a low temperature"
     RESTART = "a found or new layout whose number of stages may change"
+    FIXED_RESTART = "a found or new layout whose number of stages stays"
 
 
 MOVE_SHARES = {
@@ -78,8 +84,10 @@ TEMPERATURES = {
     InitialLayout.NEARBY: (0.2, 0.003),
     InitialLayout.NEARBY_SUBSET: (0.05, 0.0005),
     InitialLayout.SPREAD: (0.2, 0.003),
+    InitialLayout.NEARBY_COLD: (1e-4, 1e-6),
     InitialLayout.SPREAD_COLD: (1e-4, 1e-6),
     InitialLayout.RESTART: (0.05, 0.0005),
+    InitialLayout.FIXED_RESTART: (0.05, 0.0005),
 }
 """First and last temperature, relative to the estimate."""
 
@@ -283,6 +291,13 @@ class LayoutSearch:
         layouts = dict.fromkeys([*first_ones, *(layout for layout, _ in order)])
         return [ScoredLayout(self.optima[layout][0], layout) for layout in layouts]
 
+    def best_by_stages(self) -> dict[int, ScoredLayout]:
+        """The best layout with each number of stages, fastest first."""
+        best: dict[int, ScoredLayout] = {}
+        for scored in self.ranked():
+            best.setdefault(len(scored.layout.layers), scored)
+        return best
+
     def search(self, run: SearchRun, moves: float, pool: WorkerPool | None = None) -> None:
         """Search until the moves are spent or the stopping criterion is met."""
         pool, numbers = pool or WorkerPool(1), self.stage_counts
@@ -303,6 +318,39 @@ class LayoutSearch:
                 new = stages, InitialLayout.SPREAD if is_spread else InitialLayout.NEARBY
                 starts.append(new if k % 2 else known[k // 2 % len(known)])
             runs = [(start, InitialLayout.RESTART, moves_each) for start in starts]
+            self._anneal_all(run, runs, pool)
+
+    def search_counts(
+        self, run: SearchRun, numbers: Sequence[int], moves: float, pool: WorkerPool
+    ) -> None:
+        """Divide the moves equally among numbers of stages, which stay as they are.
+
+        Some of them are for descents: short runs that accept improvements only, which find the best
+        layouts where classes are many. The others are for restarts.
+        """
+        moves_each = moves / max(1, len(numbers))
+        descent_moves, restart_moves = (
+            DESCENTS_SHARE * moves_each,
+            (1 - DESCENTS_SHARE) * moves_each,
+        )
+        with run.interruptible():
+            descents = max(2, round(descent_moves / DESCENT_MOVES))
+            count = max(1, int(descent_moves / descents))
+            cold = InitialLayout.SPREAD_COLD, InitialLayout.NEARBY_COLD
+            kinds = [cold[k % 2] for k in range(descents) for _ in numbers]
+            pairs = zip(list(numbers) * descents, kinds, strict=True)
+            self._anneal_all(run, [((stages, kind), kind, count) for stages, kind in pairs], pool)
+            restarts = max(MIN_RESTARTS, round(restart_moves / RESTART_MOVES))
+            count = max(1, int(restart_moves / restarts))
+            best = self.best_by_stages()
+            starts: list[Layout | tuple[int, InitialLayout]] = []
+            for k in range(restarts):
+                for stages in numbers:
+                    is_nearby = bool(self._seeds.integers(2))
+                    new = stages, InitialLayout.NEARBY if is_nearby else InitialLayout.SPREAD
+                    known = stages in best and k % 2 == 0
+                    starts.append(best[stages].layout if known else new)
+            runs = [(start, InitialLayout.FIXED_RESTART, count) for start in starts]
             self._anneal_all(run, runs, pool)
 
     def _search_counts(
@@ -504,7 +552,8 @@ class LayoutSearch:
         """
         if kind is InitialLayout.NEARBY_SUBSET:
             return self._best_subset(stages)
-        chain, spread = self._nearest_chain(), kind is not InitialLayout.NEARBY
+        chain = self._nearest_chain()
+        spread = kind not in (InitialLayout.NEARBY, InitialLayout.NEARBY_COLD)
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
             chain = self._subset(chain, stages)

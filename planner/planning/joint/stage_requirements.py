@@ -67,12 +67,13 @@ upstream        before the boundary stage        n B + (n - h) F   n z          
 steady_state    any, over many steps             n (F + B + H)     n z          n (a + z) + s_m
 ==============  ===============================  ================  ===========  ===============
 
-Its devices hold h microbatches between F and B, the more of its layers it recomputes; B includes F
-of these. An upstream stage may have run F before T for as many. There g' is n B, and (1) holds in two forms: with b and B alone, and with b = 0, B, and those
-F that the device with most memory cannot have run before T. Elsewhere g' = g. In the steady state
-b = q = 0 and e = r_m, and all bytes sent are received, so o / d_m <= D. There (7) holds: each
-microbatch takes t or longer from its F to its B, with its passes through all stages after this one,
-and on average over D at most h of them are on the way (Little's law).
+The devices of a stage hold h microbatches between F and B, the more of its layers it recomputes; B
+includes F of these. An upstream stage may have run F before T for as many. There g' is n B, and (1)
+holds in two forms: with b and B alone, and with b = 0, B, and those F that the device with most
+memory cannot have run before T. Elsewhere g' = g. In the steady state b = q = 0 and e = r_m, and
+all bytes sent are received, so o / d_m <= D. There (7) holds: each microbatch takes t or longer
+from its F to its B, with its passes through all stages after this one, and on average over D at
+most h of them are on the way (Little's law).
 
 `planner.planning.joint.joint_bound` finds the smallest D for which all stages together need no more
 than all devices have.
