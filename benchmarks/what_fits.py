@@ -111,7 +111,7 @@ def fitted(
     arch = Architecture(kind, layers, hidden, heads, kv_heads, ffn, words, 2048)
     workload = pl.Workload.transformer(model, arch, batch_samples=80, precision="bf16")
     try:
-        result = pl.plan(cluster, workload, recompute="all", stop=pl.Effort(EFFORT), **fields)
+        result = pl.plan(cluster, workload, stop=pl.Effort(EFFORT), **fields)
     except pl.ProblemError:
         return None
     if result.plan is not None and (violations := pl.check(result.plan, cluster)):
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             f"{versions(*PACKAGES)}. Regenerate with `python -m "
             "benchmarks.what_fits`. As many layers of a model as fit, bf16, batches of 80 samples "
-            "of 2,048 tokens, all stages recompute; every plan passes the checker. Steps "
+            "of 2,048 tokens, recomputation as needed; every plan passes the checker. Steps "
             "are the simulator's, after little search.",
             "",
             *lines,

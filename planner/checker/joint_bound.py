@@ -318,6 +318,7 @@ class _Splits:
         self.flops_per_s, self.memory, self.up, self.down = (
             devices.descending(field) for field in range(4)
         )
+        self.memory_sizes, self.size_of = np.unique(self.memory, return_inverse=True)
         # before an exchange ends some may have received nothing, but all have sent their vector
         both = [
             device.upload if self.hierarchical else min(device.upload, device.download)
@@ -433,8 +434,7 @@ class _Stage:
         """
         common, w = self.common, self.common.workload
         needs = stage_memory(w, a, b, runs_head=b == common.num_layers)
-        sizes, size_of = np.unique(common.memory, return_inverse=True)
-        held = sizes[:, None] * (1 + MEMORY_ROUNDING) - needs.state - needs.operation
+        held = common.memory_sizes[:, None] * (1 + MEMORY_ROUNDING) - needs.state - needs.operation
         with np.errstate(divide="ignore", invalid="ignore"):
             suffices = np.floor(held / needs.saved)
         suffices = np.where(needs.saved > 0, suffices, np.where(held >= 0, math.inf, 0.0))
@@ -449,7 +449,7 @@ class _Stage:
         self.max_live = [
             (
                 2 * self.forward_flops + common.forward(a, a + first),
-                suffices[:, first : last + 1].max(axis=1)[size_of],
+                suffices[:, first : last + 1].max(axis=1)[common.size_of],
             )
             for first, last in groups
             if first <= last

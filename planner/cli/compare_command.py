@@ -41,7 +41,7 @@ def _text(what: str, value: Any) -> str:
     if value is None:
         return "-"
     if what == "recompute":
-        return ", ".join(map(str, value)) if any(value) else "none"
+        return value[0] if len(set(value)) == 1 else ", ".join(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if what.endswith("_s") and what != "tokens_per_s":
@@ -69,7 +69,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "optimizer_shards": plan.workload.optimizer_shards,
         "stage_sizes": [len(group) for group in plan.assignment.groups],
         "layers": [stop - start for start, stop in plan.stage_layers],
-        "recompute": list(plan.recompute),
+        "recompute": plan.recomputed_layers,
         "microbatch_samples": plan.workload.microbatch_samples,
         "schedules": [s.name for s in plan.schedules],
         "head_stage": plan.head_stage,

@@ -194,7 +194,8 @@ def _add_layout(sub: Arguments) -> None:
         "--recompute",
         metavar="STAGES|all|none",
         type=_recompute,
-        help="stages that recompute activations in the backward pass: such as 0,2, all or none",
+        help="stages that recompute all their layers in the backward pass: such as 0,2, all or "
+        "none; by default searched",
     )
     sub.add_argument(
         "--schedule",

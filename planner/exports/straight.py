@@ -86,7 +86,7 @@ def _unsupported(
     if plan.wiring is Wiring.STOCHASTIC:
         return "microbatches that are routed at run time", "plan without --wiring stochastic"
     if any(plan.recompute) and not recompute:
-        return "recomputation of whole stages", "plan with --recompute none"
+        return "recomputation", "plan with --recompute none"
     layers = tuple(stop - start for start, stop in plan.stage_layers)
     if plan.recompute not in ((0,) * len(layers), layers):
         return "recomputation of some of the layers", "plan with --recompute none or all"

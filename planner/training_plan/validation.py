@@ -153,7 +153,7 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
         if recomputed > stop - start:
             yield (
                 f"assignment.recompute[{j}]: is {recomputed}, but the stage has "
-                f"{counted(stop - start, 'layer')}; give at most so many"
+                f"{counted(stop - start, 'layer')}; give at most {stop - start}"
             )
     ids = set(plan.cluster.network.ids)
     listed: set[str] = set()

@@ -400,8 +400,8 @@ class Calibration:
         head_stage = len(groups) - 1 if head_stage is None else head_stage
         batch = workload.microbatch_samples / self.microbatch_samples
         recomputed = recompute or (0,) * len(groups)
-        for j, (group, span, most) in enumerate(zip(groups, layers, recomputed, strict=True)):
-            again = repeated_share(workload, span, most)
+        for j, (group, span, first) in enumerate(zip(groups, layers, recomputed, strict=True)):
+            again = repeated_share(workload, span, first)
             for d in group:
                 measured = self.times[ids[d]]
                 was = workload.stage(*self.layers[ids[d]])

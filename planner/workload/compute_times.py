@@ -84,8 +84,8 @@ class ComputeTimes:
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
         recomputed = recompute or (0,) * len(groups)
-        for group, span, most in zip(groups, layers, recomputed, strict=True):
-            costs = stage_costs(workload, *span, with_head=True, recomputed=most)
+        for group, span, count in zip(groups, layers, recomputed, strict=True):
+            costs = stage_costs(workload, *span, with_head=True, recomputed=count)
             for d in group:
                 flops = float(cluster.flops[d])
                 forward[d], backward[d] = costs.forward_s(flops), costs.backward_s(flops)

@@ -126,3 +126,18 @@ def test_advice_counts_the_outer_optimizer() -> None:
             shorter = workload(int(advised[1]))
             result = pl.plan(cluster, shorter, sync_every=10, delayed=True, stop=pl.Effort(0.1))
             assert result.plan is not None and pl.check(result.plan) == []
+
+
+def test_recomputation_of_some_layers_is_advised_where_all_need_more() -> None:
+    """One microbatch of a stage needs least if half of its layers are computed again."""
+    arch = Architecture(Family.GPT2, 8, 64, 4, 4, 256, 100, 512)
+    deep = pl.Workload.transformer("deep", arch, batch_samples=2)
+    none, half, every = (
+        stage_costs(deep, 0, 8, with_head=True, recomputed=k).need_bytes(1) for k in (0, 4, 8)
+    )
+    assert half < 0.9 * min(none, every)
+    cluster = pl.Cluster(random_network(1), pl.Devices(1e12, 1.02 * half))
+    with pytest.raises(pl.ProblemError, match=r"recomputation of some layers \(without --rec"):
+        pl.plan(cluster, deep, recompute="none", stop=pl.Effort(0.1))
+    plan = pl.plan(cluster, deep, stop=pl.Effort(0.1)).plan
+    assert plan is not None and plan.recompute == (4,) and pl.check(plan) == []

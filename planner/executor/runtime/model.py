@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -207,7 +208,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         if self.stem is not None and start == 0:
             x = self.stem(x)
-        for layer in self.layers[start:stop]:
+        for layer in islice(self.layers, start, stop):
             x = layer(x)
         return x
 

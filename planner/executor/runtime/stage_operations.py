@@ -168,7 +168,7 @@ class StageOperations:
                 assert first_kept.grad is not None
                 gradient = first_kept.grad
             # freed before other activations are computed
-            del first_kept, output
+            del first_kept, output, head_gradient, received
             inputs = (
                 self.tokens(self._step, microbatch)[:, :-1] if input_leaf is None else input_leaf
             )

@@ -61,6 +61,8 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     everywhere = [len(workload.layers)] * len(recompute)
     if 0 in recompute and fits(workload, everywhere, tightest.memory):
         yield "recomputation (--recompute all)"
+    elif None not in recompute and fits(workload, [None] * len(recompute), tightest.memory):
+        yield "recomputation of some layers (without --recompute)"
     samples = workload.microbatch_samples
     if samples > 1 and fits(workload.replace(microbatch_samples=1), recompute, tightest.memory):
         yield "smaller microbatches (--microbatch-samples 1)"

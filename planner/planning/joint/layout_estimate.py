@@ -403,7 +403,8 @@ def _pipeline_period(
     """Period of the whole pipeline; infinite if it exceeds ``max_period``.
 
     A stage recomputes layers, if allowed, where memory does not hold the microbatches that must be
-    in flight. That changes its period, which is computed again, at most once per stage.
+    in flight. That changes its period, which is computed again, at most as often as there are
+    stages.
     """
     stages = state.stages[0]
     for j in range(len(model.recompute)):

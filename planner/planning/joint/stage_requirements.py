@@ -81,7 +81,7 @@ than all devices have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -426,15 +426,7 @@ class StageRequirements:
         self.size_index.sort()
         # microbatches between F and B, per part and size
         self.max_live = [
-            np.array(
-                [
-                    [
-                        min(max((c.room(-size) for c in costs), default=0.0), self.microbatches)
-                        for size in sizes.tolist()
-                    ]
-                    for costs in parts
-                ]
-            )
+            np.minimum([_most_room(costs, -sizes) for costs in parts], self.microbatches)
             for parts in chosen
         ]
         holding = -sizes >= _column(c.state_bytes for c in keeping)
@@ -603,6 +595,19 @@ class StageRequirements:
             quiet_s=zeros,
             fits=self.fits,
         )
+
+
+def _most_room(costs: Sequence[StageCosts], memory_bytes: Floats) -> Floats:
+    """As `StageCosts.room`, for several sizes of memory, of the costs with most room; 0 if none."""
+    room = np.zeros(len(memory_bytes))
+    for each in costs:
+        free_bytes = memory_bytes - each.state_bytes - each.scratch_bytes
+        if each.saved_bytes > 0:
+            fits = np.floor_divide(free_bytes, each.saved_bytes)
+        else:
+            fits = np.where(free_bytes >= 0, np.inf, 0.0)
+        np.maximum(room, fits, out=room)
+    return room
 
 
 def _recompute_ranges(size: int) -> tuple[range, ...]:
