@@ -333,7 +333,8 @@ class JointSearch:
             most = SECOND_ROUND_COUNTS if self.rounds == 2 else FURTHER_ROUND_COUNTS
             numbers = sorted(estimates, key=lambda stages: estimates[stages])[:most]
             layouts.search_counts(self.run, numbers, moves, self.workers)
-            ranked = list(dict.fromkeys([*layouts.best_by_stages().values(), *layouts.ranked()]))
+            best = layouts.best_by_stages(), layouts.best_by_stages(partial=False)
+            ranked = list(dict.fromkeys([*best[0].values(), *best[1].values(), *layouts.ranked()]))
         for stages, scored in layouts.best_by_stages().items():
             estimates[stages] = min(scored.value, estimates.get(stages, math.inf))
         return ranked

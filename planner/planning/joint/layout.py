@@ -36,6 +36,13 @@ class Layout:
         """Layers in each stage."""
         return tuple(stop - start for start, stop in self.layers)
 
+    @property
+    def recomputes_partially(self) -> bool:
+        """Whether a stage recomputes some of its layers only."""
+        return any(
+            0 < count < size for count, size in zip(self.recompute, self.stage_sizes, strict=True)
+        )
+
     def groups(self, classes: DeviceClasses) -> tuple[tuple[int, ...], ...]:
         """Devices of every stage, drawn from the classes in order.
 

@@ -291,11 +291,15 @@ class LayoutSearch:
         layouts = dict.fromkeys([*first_ones, *(layout for layout, _ in order)])
         return [ScoredLayout(self.optima[layout][0], layout) for layout in layouts]
 
-    def best_by_stages(self) -> dict[int, ScoredLayout]:
-        """The best layout with each number of stages, fastest first."""
+    def best_by_stages(self, *, partial: bool = True) -> dict[int, ScoredLayout]:
+        """The best layout with each number of stages, fastest first.
+
+        ``partial``: also those with stages that recompute some of their layers.
+        """
         best: dict[int, ScoredLayout] = {}
         for scored in self.ranked():
-            best.setdefault(len(scored.layout.layers), scored)
+            if partial or not scored.layout.recomputes_partially:
+                best.setdefault(len(scored.layout.layers), scored)
         return best
 
     def search(self, run: SearchRun, moves: float, pool: WorkerPool | None = None) -> None:
@@ -342,12 +346,13 @@ class LayoutSearch:
             self._anneal_all(run, [((stages, kind), kind, count) for stages, kind in pairs], pool)
             restarts = max(MIN_RESTARTS, round(restart_moves / RESTART_MOVES))
             count = max(1, int(restart_moves / restarts))
-            best = self.best_by_stages()
+            kinds_of_best = [self.best_by_stages(partial=True), self.best_by_stages(partial=False)]
             starts: list[Layout | tuple[int, InitialLayout]] = []
             for k in range(restarts):
                 for stages in numbers:
                     is_nearby = bool(self._seeds.integers(2))
                     new = stages, InitialLayout.NEARBY if is_nearby else InitialLayout.SPREAD
+                    best = kinds_of_best[k // 2 % 2]
                     known = stages in best and k % 2 == 0
                     starts.append(best[stages].layout if known else new)
             runs = [(start, InitialLayout.FIXED_RESTART, count) for start in starts]
