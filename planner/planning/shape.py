@@ -117,12 +117,17 @@ def _layers_that_fit(problem: PlanningProblem, shape: Shape) -> Shape:
     memory = float(cluster.memory_bytes[0])
     if all(costs.room(memory) >= 1 for costs in shape.costs(workload)):
         return shape
-    anyone = [[0]] * shape.stages
-    try:
-        layers = balanced_split(cluster, workload, anyone, shape.head_stage, shape.recompute)
-    except ProblemError:
-        return shape
-    return shape.with_layers(layers)
+    # baselines try many placements of one shape, on devices as fast and as large
+    key = ("split", shape.stages, shape.head_stage, shape.recompute, memory, cluster.flops[0])
+    if key not in workload.known_costs:
+        anyone = [[0]] * shape.stages
+        try:
+            split = balanced_split(cluster, workload, anyone, shape.head_stage, shape.recompute)
+        except ProblemError:
+            split = None
+        workload.known_costs[key] = split
+    layers: Layers | None = workload.known_costs[key]
+    return shape if layers is None else shape.with_layers(layers)
 
 
 def _num_able(problem: PlanningProblem) -> str:

@@ -10,6 +10,7 @@ from planner.search.result import Result
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted
+from planner.workload.workload import Workload
 
 NO_SHAPE = "no number of stages divides devices and layers"
 """Message if there are no `candidates`."""
@@ -95,15 +96,19 @@ def candidates(problem: PlanningProblem) -> list[PlanningProblem]:
     n, workload = len(problem.cluster), problem.workload
     fixed, batch = problem.request.microbatch_samples is not None, workload.batch_samples
     problems = []
+    # one workload for each size, which caches its costs
+    workloads: dict[int, Workload] = {}
     for stages in range(1, min(n, len(workload.layers)) + 1):
         if n % stages:
             continue
         size = workload.microbatch_samples
         while batch % size == 0 and batch // size >= n // stages:
+            if size not in workloads:
+                workloads[size] = workload.replace(microbatch_samples=size)
             problems.append(
                 replace(
                     problem,
-                    workload=workload.replace(microbatch_samples=size),
+                    workload=workloads[size],
                     request=problem.request.replace(stages=stages),
                 )
             )
