@@ -68,14 +68,18 @@ class Shape:
 
     def recomputed(self) -> tuple[int, ...]:
         """Layers that each stage recomputes."""
-        return tuple(
-            min(most, stop - start)
-            for most, (start, stop) in zip(self.recompute, self.layers, strict=bool(self.recompute))
-        )
+        return at_most(self.recompute, self.layers) if self.recompute else ()
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
         """Costs of each stage."""
         return split_costs(workload, self.layers, self.head_stage, self.recompute)
+
+
+def at_most(recompute: Sequence[int], layers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Numbers of recomputed layers, limited to those that each stage has."""
+    return tuple(
+        min(count, stop - start) for count, (start, stop) in zip(recompute, layers, strict=True)
+    )
 
 
 def shard_counts(cluster: Cluster, workload: Workload, request: PlanRequest) -> list[int]:

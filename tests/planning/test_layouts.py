@@ -203,7 +203,7 @@ def test_rounds_with_given_numbers_of_stages_keep_to_them() -> None:
     for one in every_layout(classes, 3):
         scored, stages = search.scored(one), len(one.layers)
         best[stages] = min(best.get(stages, math.inf), scored.value)
-    search.search_counts(MaxIterations(10**9).start(), [2, 3], 60_000, WorkerPool(1))
+    search.search_fixed(MaxIterations(10**9).start(), [2, 3], 60_000, WorkerPool(1))
     found = search.best_by_stages()
     assert {stages: scored.value for stages, scored in found.items()} == {
         stages: pytest.approx(best[stages], rel=1e-9) for stages in (2, 3)

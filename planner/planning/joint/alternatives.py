@@ -81,7 +81,7 @@ def _other_recomputation(pool: CandidatePool, best: CandidatePlan) -> Alternativ
     recomputes = any(best.layout.recompute)
     with_, without = ("recomputation", "none"), ("no recomputation", "on all stages")
     decision, reverse = (with_, without) if recomputes else (without, with_)
-    sizes = best.layout.stage_sizes
+    sizes = best.layout.layer_counts
     other = replace(best.layout, recompute=(0,) * len(sizes) if recomputes else sizes)
     variant = pool.rebuilt(replace(best.spec, layout=other, max_in_flight_ratio=math.inf))
     if variant is None:

@@ -39,7 +39,7 @@ from planner.planning.joint.layout_search import (
 from planner.planning.joint.promising_ranks import promising_rank_layouts
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import ShareRule
-from planner.planning.shape import layers_of, microbatches_of
+from planner.planning.shape import at_most, layers_of, microbatches_of
 from planner.planning.step_bound import StepBound
 from planner.problems import ProblemError
 from planner.search.result import Result, objective_or_inf
@@ -244,15 +244,9 @@ class JointSearch:
             (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))
             and (flight is None or max(plan.schedules[0].most_live()) <= flight)
-            and (request.recompute is None or self._recomputes_as_asked(plan))
-        )
-
-    def _recomputes_as_asked(self, plan: TrainingPlan) -> bool:
-        asked = self.problem.request.recomputing(len(plan.stage_layers))
-        return all(
-            recomputed == min(most, stop - start)
-            for recomputed, most, (start, stop) in zip(
-                plan.recompute, asked, plan.stage_layers, strict=True
+            and (
+                request.recompute is None
+                or plan.recompute == at_most(request.recomputing(stages), plan.stage_layers)
             )
         )
 
@@ -332,7 +326,7 @@ class JointSearch:
         else:
             most = SECOND_ROUND_COUNTS if self.rounds == 2 else FURTHER_ROUND_COUNTS
             numbers = sorted(estimates, key=lambda stages: estimates[stages])[:most]
-            layouts.search_counts(self.run, numbers, moves, self.workers)
+            layouts.search_fixed(self.run, numbers, moves, self.workers)
             best = layouts.best_by_stages(), layouts.best_by_stages(partial=False)
             ranked = list(dict.fromkeys([*best[0].values(), *best[1].values(), *layouts.ranked()]))
         for stages, scored in layouts.best_by_stages().items():
@@ -426,7 +420,7 @@ class JointSearch:
             for j, count in enumerate(recomputed)
             if count
         ]
-        choices = dict.fromkeys([(0,) * len(recomputed), *fewer, layout.stage_sizes])
+        choices = dict.fromkeys([(0,) * len(recomputed), *fewer, layout.layer_counts])
         others = [replace(layout, recompute=choice) for choice in choices]
         others = [other for other in others if other not in self.pool.tried]
         if not others:

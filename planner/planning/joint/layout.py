@@ -32,7 +32,7 @@ class Layout:
         return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
 
     @property
-    def stage_sizes(self) -> tuple[int, ...]:
+    def layer_counts(self) -> tuple[int, ...]:
         """Layers in each stage."""
         return tuple(stop - start for start, stop in self.layers)
 
@@ -40,7 +40,7 @@ class Layout:
     def recomputes_partially(self) -> bool:
         """Whether a stage recomputes some of its layers only."""
         return any(
-            0 < count < size for count, size in zip(self.recompute, self.stage_sizes, strict=True)
+            0 < count < size for count, size in zip(self.recompute, self.layer_counts, strict=True)
         )
 
     def groups(self, classes: DeviceClasses) -> tuple[tuple[int, ...], ...]:

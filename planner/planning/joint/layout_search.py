@@ -324,7 +324,7 @@ class LayoutSearch:
             runs = [(start, InitialLayout.RESTART, moves_each) for start in starts]
             self._anneal_all(run, runs, pool)
 
-    def search_counts(
+    def search_fixed(
         self, run: SearchRun, numbers: Sequence[int], moves: float, pool: WorkerPool
     ) -> None:
         """Divide the moves equally among numbers of stages, which stay as they are.
@@ -340,10 +340,11 @@ class LayoutSearch:
         with run.interruptible():
             descents = max(2, round(descent_moves / DESCENT_MOVES))
             count = max(1, int(descent_moves / descents))
-            cold = InitialLayout.SPREAD_COLD, InitialLayout.NEARBY_COLD
-            kinds = [cold[k % 2] for k in range(descents) for _ in numbers]
-            pairs = zip(list(numbers) * descents, kinds, strict=True)
-            self._anneal_all(run, [((stages, kind), kind, count) for stages, kind in pairs], pool)
+            cold = [InitialLayout.SPREAD_COLD, InitialLayout.NEARBY_COLD] * descents
+            new_runs = [
+                ((stages, kind), kind, count) for kind in cold[:descents] for stages in numbers
+            ]
+            self._anneal_all(run, new_runs, pool)
             restarts = max(MIN_RESTARTS, round(restart_moves / RESTART_MOVES))
             count = max(1, int(restart_moves / restarts))
             kinds_of_best = [self.best_by_stages(partial=True), self.best_by_stages(partial=False)]
@@ -478,7 +479,7 @@ class LayoutSearch:
     def scored(self, layout: Layout) -> ScoredLayout:
         """The layout with its estimate, infinite if memory is too small.
 
-        The estimate chooses anew which layers are recomputed.
+        The estimate chooses again which layers are recomputed.
         """
         state = self._state_of(layout)
         value = self._estimate(state)
