@@ -22,7 +22,7 @@ from planner.checker.plan_network import (
 )
 from planner.checker.step_simulation import paths_makespan_s, simulated_times
 from planner.checker.violation import Violation
-from planner.checker.workers import worker_cluster
+from planner.checker.workers import workers_of_plan
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
 from planner.training_plan.model import TrainingPlan
@@ -63,7 +63,7 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     FLOP/s of workers are compared up to rounding.
     """
     if plan.workload.tensor_parallel > 1:
-        workers = worker_cluster(cluster, plan.workload)
+        workers = workers_of_plan(plan, cluster)
         if workers is None:
             yield Violation(
                 "tensor parallel",
@@ -97,7 +97,7 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
     indices = [index_of[name] for name in names]
     # FLOP/s of measured times are derived from them
     flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
-    for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
+    for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites", "gpu_counts"):
         cluster_value: Any = getattr(cluster.devices, name)
         if cluster_value is not None:
             cluster_value = np.asarray(cluster_value)[indices]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -12,50 +14,64 @@ from planner.checker.plan_network import sites_around
 from planner.network.cluster import Cluster
 from planner.network.gpus import GPUS
 from planner.network.network import Network
+from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 
-def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
-    """Cluster of the workers that a workload with tensor parallelism asks for; None without any.
+def workers_of_plan(plan: TrainingPlan, cluster: Cluster) -> Cluster | None:
+    """Cluster of the workers that a plan with tensor parallelism was made for; None without any.
 
-    A worker is the next ``tensor_parallel`` GPUs of a machine. Per sample it computes F and B,
-    three times the FLOPs of F, on all its GPUs at the pace of the slowest; and on the slowest of
-    its links each GPU receives the activations of all others: four times in F of a layer, six
-    times in B, twice for the embedding and twice for the head.
+    Of machines without a part in the plan, their workers' names decide how many GPUs each has.
     """
-    t, d = workload.tensor_parallel, cluster.devices
-    computes = np.asarray(d.can_compute).tolist()
-    ids = cluster.network.ids
-    machines = [""] * len(ids) if d.machines is None else list(d.machines)
-    # a device of no machine may be called as one
-    places = [(m, "") if m else ("", name) for m, name in zip(machines, ids, strict=True)]
-    kept = [name for name, can in zip(ids, computes, strict=True) if not can]
-    by_place = sorted((k for k, can in enumerate(computes) if can), key=lambda k: (places[k], k))
-    found: list[tuple[list[int], str]] = []
-    for (machine, name), group in groupby(by_place, key=lambda k: places[k]):
-        gpus = list(group)
-        parts = [gpus[k : k + t] for k in range(0, len(gpus) - t + 1, t)]
-        names = [f"{machine or name}/w{k}" for k in range(len(parts))]
-        if len(parts) == 1 and (machine or name) not in kept:
-            names = [machine or name]
-        found += zip(parts, names, strict=True)
+    own = plan.cluster.devices
+    if own.gpu_counts is None:
+        return worker_cluster(cluster, plan.workload)
+    counts = zip(own.machines or (), np.asarray(own.gpu_counts).tolist(), strict=False)
+    of_machine = {machine: count for machine, count in counts if machine}
+    machines = Counter(cluster.devices.machines or ())
+    for machine in machines.keys() - {"", *of_machine}:
+        for count in range(1, machines[machine] + 1):
+            of_machine[machine] = count
+            workers = _members(cluster, of_machine)
+            here = [name for name, gpus in workers if _machine(cluster, gpus[0]) == machine]
+            if set(here) <= set(plan.left_out):
+                break
+    return worker_cluster(cluster, plan.workload, of_machine)
+
+
+def worker_cluster(
+    cluster: Cluster, workload: Workload, of_machine: Mapping[str, int] | None = None
+) -> Cluster | None:
+    """Cluster of workers of ``tensor_parallel`` GPUs, or of so many by machine; None without any.
+
+    Per sample a worker computes F and B, three times the FLOPs of F, on all its GPUs at the pace of
+    the slowest; and on the slowest of its links each GPU receives the activations of all others:
+    four times in F of a layer, six times in B, twice for the embedding and twice for the head.
+    """
+    d, computes = cluster.devices, np.asarray(cluster.devices.can_compute).tolist()
+    found = [
+        (gpus, name)
+        for name, gpus in _members(
+            cluster, workload.tensor_parallel if of_machine is None else of_machine
+        )
+    ]
     if not found or d.gpu_link_bytes_per_s is None or d.gpu_link_latency_s is None:
         return None
-    found += [([k], ids[k]) for k, can in enumerate(computes) if not can]
+    found += [([k], cluster.network.ids[k]) for k, can in enumerate(computes) if not can]
     found.sort(key=lambda worker: worker[0])
     link, delay = np.asarray(d.gpu_link_bytes_per_s), np.asarray(d.gpu_link_latency_s)
     arch, w = workload.architecture, workload
     assert arch is not None
     work = 3 * sum(part.forward_flops for part in (w.stem, *w.layers, w.head))
     count = (4 + 6) * len(w.layers) + 2 + 2
-    part_bytes = arch.sequence * arch.hidden * w.precision.compute.bytes / t
+    all_bytes = arch.sequence * arch.hidden * w.precision.compute.bytes
     speed = []
     for gpus, _ in found:
-        slowest = float(cluster.flops[gpus].min())
-        if len(gpus) == 1:
+        slowest, t = float(cluster.flops[gpus].min()), len(gpus)
+        if t == 1:
             speed.append(slowest)
             continue
-        exchange_s = part_bytes * (t - 1) / float(link[gpus].min()) + float(delay[gpus].max())
+        exchange_s = all_bytes / t * (t - 1) / float(link[gpus].min()) + float(delay[gpus].max())
         speed.append(work / (work / t / slowest + count * exchange_s))
     first = [gpus[0] for gpus, _ in found]
 
@@ -107,5 +123,34 @@ def worker_cluster(cluster: Cluster, workload: Workload) -> Cluster | None:
         machines=chosen(d.machines),
         gpu_link_bytes_per_s=link[first],
         gpu_link_latency_s=delay[first],
+        gpu_counts=[len(g) for g, _ in found] if of_machine is not None else None,
     )
     return Cluster(network, devices)
+
+
+def _members(cluster: Cluster, size: int | Mapping[str, int]) -> list[tuple[str, list[int]]]:
+    """Workers: the next GPUs of a machine, as many as asked for, one where a mapping has none."""
+    ids, computes = cluster.network.ids, np.asarray(cluster.devices.can_compute).tolist()
+    # a device of no machine may be called as one
+    places = [(m, "") if (m := _machine(cluster, k)) else ("", ids[k]) for k in range(len(ids))]
+
+    def asked(place: tuple[str, str]) -> int:
+        return size if isinstance(size, int) else size.get(place[0], 1)
+
+    kept = {ids[k] for k, can in enumerate(computes) if not can or asked(places[k]) == 1}
+    workers: list[tuple[str, list[int]]] = []
+    by_place = sorted((k for k, can in enumerate(computes) if can), key=lambda k: (places[k], k))
+    for place, group in groupby(by_place, key=lambda k: places[k]):
+        gpus, t, machine = list(group), asked(place), place[0] or place[1]
+        if t == 1:
+            workers += [(ids[k], [k]) for k in gpus]
+            continue
+        parts = [gpus[k : k + t] for k in range(0, len(gpus) - t + 1, t)]
+        single = len(parts) == 1 and machine not in kept
+        workers += [(machine if single else f"{machine}/w{k}", p) for k, p in enumerate(parts)]
+    return workers
+
+
+def _machine(cluster: Cluster, device: int) -> str:
+    machines = cluster.devices.machines
+    return machines[device] if machines else ""

@@ -65,7 +65,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "network": plan.cluster.network.content_hash[:12],
         "workload": plan.workload.name,
         "devices": len(plan.cluster),
-        "tensor_parallel": plan.workload.tensor_parallel,
+        "tensor_parallel": sorted({plan.gpu_counts[d] for d in plan.stage_of}),
         "optimizer_shards": plan.workload.optimizer_shards,
         "stage_sizes": [len(group) for group in plan.assignment.groups],
         "layers": [stop - start for start, stop in plan.stage_layers],

@@ -130,11 +130,12 @@ def _add_layout(sub: Arguments) -> None:
     """Options of tensor parallelism, straight pipelines, wiring and schedule."""
     sub.add_argument(
         "--tensor-parallel",
-        metavar="N|auto",
-        type=_number_or_auto,
+        metavar="N|M=N,...|auto",
+        type=_gpus_per_worker,
         default=1,
-        help="GPUs of a machine that hold a stage together, or the best number with auto; needs "
-        "column machine in --devices; default %(default)s",
+        help="GPUs of a machine that hold a stage together: N in all machines, N in machine M and "
+        "1 in others, or the best numbers with auto; needs column machine in --devices; default "
+        "%(default)s",
     )
     sub.add_argument(
         "--optimizer-shards",
@@ -376,6 +377,22 @@ def _number_or_auto(text: str) -> int | str:
         ) from None
 
 
+def _gpus_per_worker(text: str) -> int | str | dict[str, int]:
+    """Parse a number, or numbers by machine."""
+    if "=" not in text:
+        return _number_or_auto(text)
+    by_machine: dict[str, int] = {}
+    for part in text.split(","):
+        machine, _, number = part.rpartition("=")
+        if not machine or not number.isdecimal() or machine in by_machine:
+            raise argparse.ArgumentTypeError(
+                f"must name each machine once with its number, such as a=2,b=4, found {part!r} in "
+                f"{text!r}"
+            )
+        by_machine[machine] = int(number)
+    return by_machine
+
+
 def _layers(text: str) -> Sequence[tuple[int, int]] | str:
     """Parse layers per stage into layer ranges."""
     if text == EVEN:
@@ -486,10 +503,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     best_plan = result.plan
-    request = request.replace(
-        tensor_parallel=best_plan.workload.tensor_parallel,
-        optimizer_shards=best_plan.workload.optimizer_shards,
-    )
+    request = result.request
     planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
     search: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
@@ -504,7 +518,7 @@ def run(args: argparse.Namespace) -> int:
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
-    if unused := unused_gpus(cluster, best_plan.workload.tensor_parallel):
+    if unused := unused_gpus(cluster, request.tensor_parallel):
         data["notes"].append(f"{unused}: they take no part.")
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
     write_errors: list[OSError] = []

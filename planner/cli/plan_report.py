@@ -20,7 +20,7 @@ from planner.simulator.timeline import Timeline
 from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
-from planner.utils.text import counted, name_ranges, number_ranges, stage_words
+from planner.utils.text import counted, joined, name_ranges, number_ranges, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
 MAX_LINES = 3
@@ -68,6 +68,7 @@ def plan_data(
         "searched": "shapes" if request.stages == "auto" else SEARCHED[request.kind],
         "devices": len(plan.cluster),
         "tensor_parallel": plan.workload.tensor_parallel,
+        "gpu_counts": sorted({plan.gpu_counts[d] for d in plan.stage_of}),
         "optimizer_shards": plan.workload.optimizer_shards,
         "stages": _stages(plan),
         "averaging_only": [ids[d] for d in sorted(plan.averages_for)],
@@ -159,11 +160,22 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             f"token uses {active_parameters(arch) / 1e9:.4g} billion."
         )
     if (degree := plan.workload.tensor_parallel) > 1:
+        counts = sorted({plan.gpu_counts[d] for d in plan.stage_of})
         yield (
-            f"Each device of the plan is a worker of {degree} GPUs of a machine, which split the "
-            f"stage's matrices (tensor parallelism){_gpu_links(plan)}. Bounds are for workers of "
-            "as many."
+            f"Each device of the plan is a worker of {_or(counts)} GPUs of a machine, which split "
+            f"the stage's matrices (tensor parallelism){_gpu_links(plan)}. Bounds are for such "
+            "workers."
         )
+        if plan.cluster.devices.gpu_counts is not None:
+            ids = plan.cluster.network.ids
+            devices = {
+                n: [ids[d] for d in plan.stage_of if plan.gpu_counts[d] == n] for n in counts
+            }
+            each = [f"{counted(n, 'GPU')}: {joined(name_ranges(devices[n]))}" for n in counts]
+            yield (
+                f"{'; '.join(each)}. Memory is counted as if every worker had {degree} GPUs, of "
+                "which each gathers the inputs of operations."
+            )
     if (shards := plan.workload.optimizer_shards) > 1:
         copies = ""
         if plan.optimizer_copies > 1:
@@ -226,7 +238,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     where = f" on {data['network']}" if data["network"] else ""
     devices = counted(data["devices"], "device")
     if data["tensor_parallel"] > 1:
-        devices = f"{counted(data['devices'], 'worker')} of {data['tensor_parallel']} GPUs"
+        devices = f"{counted(data['devices'], 'worker')} of {_or(data['gpu_counts'])} GPUs"
     title = f"{data['workload']}{where}: {devices}, {', '.join(facts)}"
     undone = [f"not {item}" for item in data["not_done"]]
     return [
@@ -244,6 +256,12 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         *(line for text in undone for line in wrapped(text)),
         *wrapped(f"wrote {', '.join(data['written'])}  (hash {data['content_hash'][:12]})"),
     ]
+
+
+def _or(numbers: Sequence[int]) -> str:
+    """Numbers in words."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _gpu_links(plan: TrainingPlan) -> str:

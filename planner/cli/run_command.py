@@ -117,7 +117,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
             plan, workload, path, predicted, as_json, config.steps, _advice(plan, config.device)
         )
         ids = plan.cluster.network.ids
-        processes = len(ids) * workload.tensor_parallel
+        processes = sum(plan.gpu_counts)
         # with the secret as a file: others can read command lines and environments
         environment = rank_environment(processes, cores())
         try:

@@ -120,7 +120,7 @@ def resolve_settings(
     """Choose numbers of steps and scaling factors for this machine."""
     idle_steps, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
-        if (degree := plan.workload.tensor_parallel) > 1:
+        if (degree := max(plan.gpu_counts)) > 1:
             raise EmulationError(
                 f"--real-compute is not supported with devices of {degree} GPUs; leave it out"
             )

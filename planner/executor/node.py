@@ -176,7 +176,7 @@ def _prepare(options: argparse.Namespace, rank_arguments: list[str]) -> _Node:
     return _Node(
         rank_arguments,
         config.devices,
-        len(config.devices) * plan.workload.tensor_parallel,
+        sum(plan.gpu_counts[plan.cluster.network.ids.index(name)] for name in config.devices),
         None if not config.elastic else RESTARTS if options.restarts is None else options.restarts,
         address,
         len(plan.cluster),

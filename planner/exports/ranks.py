@@ -37,7 +37,7 @@ def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
             stage, pipeline = stage_of.get(d), place.get(d)
             mesh = None
             if pipelines is not None and stage is not None and pipeline is not None:
-                mesh = (stage * len(pipelines) + pipeline) * plan.workload.tensor_parallel
+                mesh = (stage * len(pipelines) + pipeline) * plan.gpu_counts[d]
             entries.append(
                 {
                     "rank": d,
@@ -69,6 +69,5 @@ def host_file(plan: TrainingPlan, options: ExportOptions) -> str:
                 f"{host!r}; use --to ranks"
             )
     # one process per GPU; devices without a stage have one
-    stage_of, several = plan.stage_of, plan.workload.tensor_parallel
-    slots = {h: sum(several if d in stage_of else 1 for d in nodes[h]) for h in nodes}
+    slots = {host: sum(plan.gpu_counts[d] for d in devices) for host, devices in nodes.items()}
     return "".join(f"{host} slots={count}\n" for host, count in slots.items())

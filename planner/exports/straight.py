@@ -65,6 +65,12 @@ def _not_straight(plan: TrainingPlan) -> tuple[str, str] | None:
         return "microbatches that flow between pipelines", remedy
     if len(set(plan.cycle)) > 1:
         return "schedules that change from step to step", remedy
+    if len(degrees := sorted({plan.gpu_counts[d] for d in plan.stage_of})) > 1:
+        numbers = f"{', '.join(map(str, degrees[:-1]))} and {degrees[-1]}"
+        return (
+            f"devices of {numbers} GPUs",
+            "plan with the same number, such as --tensor-parallel 1",
+        )
     return None
 
 

@@ -96,7 +96,7 @@ class TrainerPlan:
     @property
     def tensor_parallel(self) -> int:
         """Tensor-parallel degree."""
-        return self.plan.workload.tensor_parallel
+        return self.plan.gpu_counts[self.pipelines[0][0]]
 
     @property
     def recomputes(self) -> bool:
@@ -239,7 +239,7 @@ def _ranks(
     for host, devices in nodes_of(plan, options).items():
         require_host(host)
         where |= {d: (host, local) for local, d in enumerate(devices)}
-    degree = plan.workload.tensor_parallel
+    degree = plan.gpu_counts[pipelines[0][0]]
     planned = plan.cluster.devices.interfaces
     ranks: list[TrainerRank] = []
     for stage in range(len(plan.stage_layers)):

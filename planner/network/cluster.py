@@ -78,6 +78,9 @@ class Devices:
     gpu_link_bytes_per_s, gpu_link_latency_s
         Of each device to the others of its machine: bandwidth in one direction that collectives
         attain, and latency of a collective.
+    gpu_counts
+        GPUs of each worker with tensor parallelism, if they differ; None if all that compute have
+        the workload's ``tensor_parallel``.
     """
 
     flops: ArrayLike
@@ -97,6 +100,7 @@ class Devices:
     gpu_link_bytes_per_s: ArrayLike | None = None
     gpu_link_latency_s: ArrayLike | None = None
     site_within: Mapping[str, str] | None = None
+    gpu_counts: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         # arrays are validated once the number of devices is known
@@ -213,6 +217,14 @@ class Devices:
             array = changes[field] = self._array(field, n, np.float64)
             if array is not None and not (np.isfinite(array) & (array >= 0)).all():
                 raise ValueError(f"devices.{field} must be >= 0 and finite; correct it")
+        if self.gpu_counts is not None:
+            counts = np.asarray(self._array("gpu_counts", n, np.float64))
+            if not ((counts >= 1) & (counts % 1 == 0)).all():
+                raise ValueError(
+                    f"devices.gpu_counts must be whole numbers >= 1, found {counts.tolist()}"
+                )
+            changes["gpu_counts"] = counts.astype(np.int64)
+            changes["gpu_counts"].setflags(write=False)
         return replace(self, **changes)
 
     def sites_around(self, device: int) -> tuple[str, ...]:

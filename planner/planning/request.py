@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -127,6 +127,15 @@ def _number_or_auto(name: str, value: Any) -> int | str:
     return AUTO if isinstance(value, str) and value == AUTO else int(_whole(1)(name, value))
 
 
+def _gpus_per_worker(name: str, value: Any) -> int | str | Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        return _number_or_auto(name, value)
+    return {
+        str(machine): int(_whole(1)(f"{name} of machine {machine!r}", count))
+        for machine, count in value.items()
+    }
+
+
 def _stage_sizes(name: str, value: Any) -> tuple[int, ...]:
     try:
         sizes = tuple(whole("a stage size", size) for size in value)
@@ -197,7 +206,7 @@ _RULES: dict[str, _Rule] = {
     "network_name": _instance(str),
     "wiring": _optional(_one_of(RequestedWiring)),
     "routing": _instance(Routing),
-    "tensor_parallel": _number_or_auto,
+    "tensor_parallel": _gpus_per_worker,
     "optimizer_shards": _number_or_auto,
     "optimizer_copies": _whole(1),
 }
@@ -313,8 +322,9 @@ class PlanRequest:
         Parameters of stochastic wiring.
     tensor_parallel
         GPUs of a machine that hold a stage together (`planner.tensor_parallel_workers`): 1 by
-        default, or ``"auto"`` to search every number that machines and model allow. The devices of
-        the plan are then such workers.
+        default, a number for all machines, numbers by machine (1 in others), or ``"auto"`` to
+        search what machines and model allow, also by kind of machine. The devices of the plan are
+        then such workers.
     optimizer_shards
         Each device of a stage holds at most one part in so many of the stage's fp32 parameters and
         moments, updates it, and sends the parameters to the others (ZeRO, stage 1): 1 by default,
@@ -361,7 +371,7 @@ class PlanRequest:
     network_name: str = ""
     wiring: str | None = None
     routing: Routing = field(default_factory=Routing)
-    tensor_parallel: int | Literal["auto"] = 1
+    tensor_parallel: int | Mapping[str, int] | Literal["auto"] = 1
     optimizer_shards: int | Literal["auto"] = 1
     optimizer_copies: int = 1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.network.error import NetworkError
 from planner.problems import ProblemError
@@ -16,28 +17,41 @@ REFUSALS = (ProblemError, NetworkError)
 """Errors that refuse a choice. Others, such as a deadlock in the simulator, are bugs."""
 SCREENING_SHARE = 0.5
 """Share of the limit for screening all choices; the best one gets the rest."""
+SHOWN_VARIATIONS = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Fields of a request, and what they mean in words."""
+
+    fields: Mapping[str, Any]
+    words: str
 
 
 def best_of(
-    choices: Sequence[int],
-    words: Callable[[int], str],
+    choices: Sequence[Choice],
     stop: StoppingCriterion,
-    plan_with: Callable[[int, StoppingCriterion], Result[TrainingPlan]],
+    plan_with: Callable[[Mapping[str, Any], StoppingCriterion], Result[TrainingPlan]],
+    variations: Sequence[Callable[[Mapping[str, Any]], Sequence[Choice]]] = (),
+    most_variations: int = 0,
 ) -> Result[TrainingPlan]:
-    """The best plan over some numbers, with the others as alternatives.
+    """The best plan over some choices, with the others as alternatives.
 
     Parameters
     ----------
     choices
-        The numbers, ascending: with larger ones a device needs less memory.
-    words
-        A number with what it counts.
+        With later ones a device needs less memory.
     plan_with
-        Plans with one of them within a limit.
+        Plans with the fields of one of them within a limit.
+    variations
+        Give other choices from the fields of the best one so far, in turn after ``choices``.
+    most_variations
+        How many these are at most.
     """
-    run = started(stop)
-    if len(choices) == 1:
-        return plan_with(choices[0], stop)
+    run, every, last = started(stop), list(choices), len(choices) - 1
+    portion = SCREENING_SHARE / (len(choices) + most_variations)
+    if len(choices) == 1 and not variations:
+        return plan_with(choices[0].fields, stop)
     screened: dict[int, Result[TrainingPlan]] = {}
     refused: dict[int, ProblemError | NetworkError] = {}
 
@@ -47,12 +61,23 @@ def best_of(
         interrupted = last is not None and INTERRUPTED in last.stop_reason
         return interrupted or run.check() is not None
 
-    # first those that need least memory
-    for number in reversed(choices):
+    def best_screened() -> int:
+        every_screened = sorted(screened)
+        return min(every_screened, key=lambda k: objective_or_inf(screened[k]), default=last)
+
+    def to_screen() -> Iterator[int]:
+        """First those that need least memory, last variations that were not tried."""
+        yield from reversed(range(len(choices)))
+        for vary in variations:
+            known = [choice.fields for choice in every]
+            every.extend(c for c in vary(every[best_screened()].fields) if c.fields not in known)
+            yield from range(len(known), len(every))
+
+    for k in to_screen():
         try:
-            screened[number] = plan_with(number, stop.portion(SCREENING_SHARE / len(choices)))
+            screened[k] = plan_with(every[k].fields, stop.portion(portion))
         except REFUSALS as error:
-            refused[number] = error
+            refused[k] = error
         except KeyboardInterrupt:
             if not screened:
                 raise
@@ -60,34 +85,30 @@ def best_of(
         if screened and is_over():
             break
     if not screened:
-        raise refused[choices[-1]]
-    best_choice = min(screened, key=lambda number: objective_or_inf(screened[number]))
-    best = screened[best_choice]
+        raise refused[last]
+    best_choice = best_screened()
+    taken, best = every[best_choice].words, screened[best_choice]
     if not is_over():
         limit = stop.portion(1 - SCREENING_SHARE, run.remaining_s)
-        refined = plan_with(best_choice, limit)
+        refined = plan_with(every[best_choice].fields, limit)
         if objective_or_inf(refined) < objective_or_inf(best):
             best = refined
     if best.plan is None:
         return best
     measured_in = "$" if "cost" in best.plan.certificates else "s"
+    by_objective = sorted(screened, key=lambda k: objective_or_inf(screened[k]))
+    varied = [k for k in by_objective if k >= len(choices)]
+    shown = [k for k in (*range(len(choices)), *varied[:SHOWN_VARIATIONS]) if k != best_choice]
     others = [
         Alternative(
-            words(best_choice),
-            f"{words(number)}{_bounded(screened[number], measured_in)}",
-            screened[number].objective,
+            taken,
+            f"{every[k].words}{_bounded(screened[k], measured_in)}",
+            screened[k].objective,
             measured_in,
         )
-        if number in screened
-        else Alternative(
-            words(best_choice),
-            words(number),
-            None,
-            measured_in,
-            _reason(refused.get(number)),
-        )
-        for number in choices
-        if number != best_choice
+        if k in screened
+        else Alternative(taken, every[k].words, None, measured_in, _reason(refused.get(k)))
+        for k in shown
     ]
     alternatives = (*others, *best.plan.alternatives)
     return replace(best, plan=best.plan.replace(alternatives=alternatives), runtime_s=run.elapsed_s)

@@ -84,7 +84,7 @@ def at_most(recompute: Sequence[int], layers: Sequence[tuple[int, int]]) -> tupl
 
 def shard_counts(cluster: Cluster, workload: Workload, request: PlanRequest) -> list[int]:
     """Numbers of optimizer shards to try: powers of two, and the number of straight pipelines."""
-    assert isinstance(request.tensor_parallel, int)
+    assert not isinstance(request.tensor_parallel, str)
     devices = tensor_parallel_workers(cluster, workload, request.tensor_parallel)[0].devices
     able = int((np.asarray(devices.can_compute) & np.asarray(devices.can_aggregate)).sum())
     n = max(able // request.optimizer_copies, 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from planner.network.cluster import Cluster
@@ -26,7 +27,7 @@ from planner.planning.request import (
     PlanRequest,
     RequestedWiring,
 )
-from planner.planning.screening import REFUSALS, SCREENING_SHARE, best_of
+from planner.planning.screening import REFUSALS, SCREENING_SHARE, Choice, best_of
 from planner.planning.shape import Shape, shape_of, shard_counts
 from planner.planning.step_bound import StepBound, step_bound
 from planner.planning.straight.local_sgd_placement import place_for_local_sgd
@@ -43,7 +44,7 @@ from planner.planning.straight.placement import (
     reason_when_slower,
 )
 from planner.planning.straight.plan_aware_stop import PlanAwareStop
-from planner.planning.workers import degrees
+from planner.planning.workers import degrees, kinds_of_machines, mix_words
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
 from planner.search.certificate import Certificate
@@ -130,11 +131,13 @@ def plan(
     if request.tensor_parallel == AUTO or request.optimizer_shards == AUTO:
         return _with_best_number(cluster, workload, request, stop, seed, executor)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
-    if problem.request.kind is PlanKind.JOINT:
-        return _plan_jointly(problem, stop, executor)
-    if problem.request.kind is PlanKind.PARTIAL_PATHS:
-        return _plan_shape(problem, shape_of(problem), stop)
-    return _straight_pipelines(problem, stop)
+    if request.kind is PlanKind.JOINT:
+        result = _plan_jointly(problem, stop, executor)
+    elif request.kind is PlanKind.PARTIAL_PATHS:
+        result = _plan_shape(problem, shape_of(problem), stop)
+    else:
+        result = _straight_pipelines(problem, stop)
+    return replace(result, request=request)
 
 
 def _with_best_number(
@@ -148,21 +151,42 @@ def _with_best_number(
     """The best plan over all degrees of tensor parallelism, or over numbers of shards."""
     instance_of(Cluster, cluster, "cluster")
     instance_of(Workload, workload, "workload")
-    if free.tensor_parallel == AUTO:
-        name, choices = "tensor_parallel", degrees(cluster, workload)
-    else:
-        name, choices = "optimizer_shards", shard_counts(cluster, workload, free)
 
-    def words(number: int) -> str:
-        if name == "tensor_parallel":
-            return f"{counted(number, 'GPU')} a worker"
-        return counted(number, "optimizer shard")
-
-    def plan_with(number: int, limit: StoppingCriterion) -> Result[TrainingPlan]:
-        fixed = free.replace(**{name: number})
+    def plan_with(choice: Mapping[str, Any], limit: StoppingCriterion) -> Result[TrainingPlan]:
+        fixed = free.replace(**choice)
         return plan(cluster, workload, request=fixed, stop=limit, seed=seed, executor=executor)
 
-    return best_of(choices, words, stop, plan_with)
+    if free.tensor_parallel != AUTO:
+        return best_of(
+            [
+                Choice({"optimizer_shards": n}, counted(n, "optimizer shard"))
+                for n in shard_counts(cluster, workload, free)
+            ],
+            stop,
+            plan_with,
+        )
+    kinds = kinds_of_machines(cluster, workload)
+
+    def mixes(best: Mapping[str, Any], k: int) -> list[Choice]:
+        """As the best choice, with other numbers in one kind of machine; first, in all machines."""
+        number = best["tensor_parallel"]
+        if not isinstance(number, Mapping):
+            # of machines with fewer GPUs, as many as there are
+            number = {m: max(t for t in few if t <= number) for names, few in kinds for m in names}
+        names, options = kinds[k - 1] if k else ([], [0])
+        changed = [number | dict.fromkeys(names, t) for t in options]
+        return [Choice({"tensor_parallel": mix}, mix_words(mix)) for mix in changed]
+
+    return best_of(
+        [
+            Choice({"tensor_parallel": n}, f"{counted(n, 'GPU')} a worker")
+            for n in degrees(cluster, workload)
+        ],
+        stop,
+        plan_with,
+        [partial(mixes, k=k) for k in range(len(kinds) + 1) if kinds],
+        sum(len(options) for _, options in kinds),
+    )
 
 
 def _plan_jointly(

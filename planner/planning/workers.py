@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +14,7 @@ from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.problems import ProblemError
-from planner.utils.text import counted
+from planner.utils.text import counted, joined
 from planner.workload.tensor_parallel import worker_flops
 from planner.workload.workload import Workload
 
@@ -25,8 +26,42 @@ def degrees(cluster: Cluster, workload: Workload) -> list[int]:
     return [1] + [t for t in range(2, most + 1) if arch is not None and arch.splits_into(t)]
 
 
+def kinds_of_machines(cluster: Cluster, workload: Workload) -> list[tuple[list[str], list[int]]]:
+    """Machines of several equal GPUs each, and the degrees of each kind, the fastest kind first.
+
+    Empty if all devices are machines of one kind.
+    """
+    devices, possible = cluster.devices, degrees(cluster, workload)
+    columns = (
+        *(cluster.flops, cluster.memory_bytes, devices.gpus),
+        *(devices.gpu_link_bytes_per_s, devices.gpu_link_latency_s),
+    )
+    kinds: dict[tuple[Any, ...], list[str]] = {}
+    gpu_flops: dict[tuple[Any, ...], float] = {}
+    for (_, machine), gpus in _machines(cluster).items():
+        kind = tuple(None if x is None else tuple(np.asarray(x)[gpus].tolist()) for x in columns)
+        kinds.setdefault(kind, []).append(machine)
+        gpu_flops[kind] = gpu_flops.get(kind, 0.0) + float(cluster.flops[gpus].sum())
+    if len(kinds) == 1:
+        return []
+    return [
+        (kinds[kind], options)
+        for kind in sorted(kinds, key=gpu_flops.__getitem__, reverse=True)
+        if len(options := [t for t in possible if t <= len(kind[0])]) > 1
+    ]
+
+
+def mix_words(mix: Mapping[str, int]) -> str:
+    """Numbers of GPUs per worker and the machines that have them, in words."""
+    by_number: dict[int, list[str]] = {}
+    for machine, number in mix.items():
+        by_number.setdefault(number, []).append(machine)
+    each = [f"{number} in {joined(names)}" for number, names in sorted(by_number.items())]
+    return f"GPUs a worker: {'; '.join(each)}"
+
+
 def tensor_parallel_workers(
-    cluster: Cluster, workload: Workload, degree: int
+    cluster: Cluster, workload: Workload, degree: int | Mapping[str, int]
 ) -> tuple[Cluster, Workload]:
     """The cluster and the workload for plans whose devices are workers of several GPUs.
 
@@ -42,37 +77,44 @@ def tensor_parallel_workers(
     workload
         What to train.
     degree
-        GPUs per worker.
+        GPUs per worker: of all machines, or by machine, 1 in those that it does not name.
 
     Returns
     -------
     tuple[Cluster, Workload]
-        Workers, named by machine (``a``, or ``a/w0``, ``a/w1`` of several); the workload with
-        ``tensor_parallel``.
+        Workers, named by machine (``a``, or ``a/w0``, ``a/w1`` of several), or by their only GPU;
+        the workload with the largest number of GPUs as ``tensor_parallel``, with which memory
+        counts for all workers.
 
     Raises
     ------
     ProblemError
-        A model that cannot be split so, or no machine with so many GPUs.
+        A model that cannot be split so, or a machine with fewer GPUs, if not any.
     """
+    machines = _machines(cluster)
+    degree_of = _degree_of_machines(machines, degree)
     try:
-        workload = workload.replace(tensor_parallel=degree)
+        # every number must split the model, and the largest one sizes what GPUs replicate
+        numbers = {degree} if isinstance(degree, int) else {1, *degree_of.values()}
+        split = {t: workload.replace(tensor_parallel=t) for t in numbers}
     except ValueError as error:
         raise ProblemError(str(error)) from None
-    if degree == 1:
+    workload = split[max(split)]
+    if workload.tensor_parallel == 1:
         return cluster, workload
     devices, ids = cluster.devices, cluster.network.ids
-    machines = _machines(cluster)
     members: list[tuple[int, ...]] = []
     names: list[str] = []
     # devices that remain keep their names
     taken = {ids[d] for d in np.flatnonzero(~np.asarray(devices.can_compute)).tolist()}
-    for (_, machine), gpus in machines.items():
-        several = len(gpus) // degree
+    taken |= {ids[d] for key, gpus in machines.items() if degree_of[key] == 1 for d in gpus}
+    for (stated, machine), gpus in machines.items():
+        t = degree_of[stated, machine]
+        several = len(gpus) // t
         for k in range(several):
-            members.append(tuple(gpus[k * degree : (k + 1) * degree]))
+            members.append(tuple(gpus[k * t : (k + 1) * t]))
             alone = several == 1 and machine not in taken
-            names.append(machine if alone else f"{machine}/w{k}")
+            names.append(ids[gpus[k]] if t == 1 else machine if alone else f"{machine}/w{k}")
     if not members:
         most = max(map(len, machines.values()), default=1)
         raise ProblemError(
@@ -98,29 +140,53 @@ def tensor_parallel_workers(
         for gpus in members
     ]
     flops = [
-        worker_flops(workload, float(cluster.flops[list(gpus)].min()), link)
+        worker_flops(split[len(gpus)], float(cluster.flops[list(gpus)].min()), link)
         if len(gpus) > 1
         else float(cluster.flops[gpus[0]])
         for gpus, link in zip(members, links, strict=True)
     ]
     network = _worker_network(cluster, members, names)
-    return Cluster(network, _worker_devices(cluster, members, flops)), workload
+    worker_devices = _worker_devices(cluster, members, flops)
+    if len(set(degree_of.values())) > 1:
+        worker_devices = replace(worker_devices, gpu_counts=[len(gpus) for gpus in members])
+    return Cluster(network, worker_devices), workload
 
 
-def unused_gpus(cluster: Cluster, degree: int) -> str:
+def unused_gpus(cluster: Cluster, degree: int | Mapping[str, int]) -> str:
     """A line that names GPUs that are in no worker; empty if there are none."""
-    if degree == 1:
-        return ""
+    machines = _machines(cluster)
+    degree_of = _degree_of_machines(machines, degree)
     remaining = {
-        machine: len(gpus) % degree
-        for (_, machine), gpus in _machines(cluster).items()
-        if len(gpus) % degree
+        (machine, degree_of[stated, machine]): left
+        for (stated, machine), gpus in machines.items()
+        if (left := len(gpus) % degree_of[stated, machine])
     }
     if not remaining:
         return ""
-    machine, many = next(iter(remaining.items()))
+    (machine, t), many = next(iter(remaining.items()))
     more = f" (and of {len(remaining) - 1} more)" if len(remaining) > 1 else ""
-    return f"{counted(many, 'GPU')} of {machine}{more} in no worker of {degree}"
+    return f"{counted(many, 'GPU')} of {machine}{more} in no worker of {t}"
+
+
+def _degree_of_machines(
+    machines: Mapping[tuple[bool, str], Sequence[int]], degree: int | Mapping[str, int]
+) -> dict[tuple[bool, str], int]:
+    """GPUs per worker of each machine; refuses machines that are unknown or too small."""
+    if isinstance(degree, int):
+        return dict.fromkeys(machines, degree)
+    for machine, t in degree.items():
+        if (True, machine) not in machines:
+            known = ", ".join(name for stated, name in machines if stated) or "none"
+            raise ProblemError(
+                f"tensor_parallel names machine {machine!r}, and the machines whose GPUs can "
+                f"compute are: {known}; name one of them"
+            )
+        if t > (have := len(machines[True, machine])):
+            raise ProblemError(
+                f"tensor_parallel is {t} for machine {machine!r}, which has {counted(have, 'GPU')} "
+                "that can compute; give fewer"
+            )
+    return {key: degree.get(key[1], 1) if key[0] else 1 for key in machines}
 
 
 def _machines(cluster: Cluster) -> dict[tuple[bool, str], list[int]]:

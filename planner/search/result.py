@@ -54,6 +54,8 @@ class Result(Generic[PlanT]):
         Data from which `planner.check` recomputes the bound, or None.
     baselines
         Baseline plans that the search started from, if any.
+    request
+        What `planner.plan` was asked for, with the numbers that it chose for ``"auto"``.
     """
 
     plan: PlanT | None
@@ -69,6 +71,7 @@ class Result(Generic[PlanT]):
     basis: str = ""
     witness: Witness | None = None
     baselines: Any = None
+    request: Any = None
 
     @classmethod
     def of(

@@ -28,8 +28,7 @@ def executable_workload(plan: TrainingPlan) -> Workload:
 
 def required_bytes(plan: TrainingPlan, workload: Workload) -> float:
     """Memory of all ranks in total: processes, weights, gradients, moments, activations."""
-    several = workload.tensor_parallel
-    total = len(plan.cluster) * several * PROCESS_BYTES
+    total = sum(plan.gpu_counts) * PROCESS_BYTES
     resident = [s.most_live() for s in plan.schedules]
     stage_of = plan.stage_of
     heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
@@ -40,16 +39,14 @@ def required_bytes(plan: TrainingPlan, workload: Workload) -> float:
         total += costs.need_bytes(max(h[d] for h in resident))
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     total += sum(vectors[j] for j in plan.averages_for.values())
-    if several > 1:
-        # through which the processes of a worker exchange
-        total += sum(vectors[j] for j in stage_of.values())
-    return total
+    # through which the processes of a worker exchange
+    return total + sum(vectors[j] for d, j in stage_of.items() if plan.gpu_counts[d] > 1)
 
 
 def require_memory(plan: TrainingPlan, workload: Workload) -> None:
     """Raise `PlanError` if the plan's ranks do not fit into this machine's memory."""
     need, have = required_bytes(plan, workload), available_bytes()
-    processes = len(plan.cluster) * workload.tensor_parallel
+    processes = sum(plan.gpu_counts)
     if need > USABLE * have:
         raise PlanError(
             f"the plan's {processes} processes need about {need / 1e9:.1f} GB, this "

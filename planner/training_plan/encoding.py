@@ -25,6 +25,7 @@ ABILITIES = ("can_compute", "can_aggregate")
 """Written only if some device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
 NAMED = ("sites", "interfaces", "machines")
+GPU_COUNTS = "gpu_counts"
 BESIDE = ("peak_flops", "gpus")
 """Fields that the hash does not cover."""
 OPERATION = re.compile("([FHB])([0-9]*)")
@@ -108,9 +109,9 @@ def device_fields(devices: Devices) -> dict[str, Any]:
             columns[name] = flags.tolist()
     if devices.usd_per_hour is not None:
         columns["usd_per_hour"] = np.asarray(devices.usd_per_hour).tolist()
-    for name in NAMED:
+    for name in (*NAMED, GPU_COUNTS):
         if (values := getattr(devices, name)) is not None:
-            columns[name] = list(values)
+            columns[name] = np.asarray(values).tolist()
     number: dict[tuple[Any, ...], int] = {}
     rows = zip(*columns.values(), strict=True)
     kind_of = [number.setdefault(row, len(number)) for row in rows]
@@ -128,7 +129,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
     fields: dict[str, Any] = {name: raw.get(name) for name in (*LINES, "site_within")}
-    for name in (*FIGURES, *ABILITIES, "usd_per_hour", *NAMED):
+    for name in (*FIGURES, *ABILITIES, "usd_per_hour", *NAMED, GPU_COUNTS):
         values = raw.get(name)
         if values is not None:
             if len(values) != kinds:

@@ -284,6 +284,15 @@ class TrainingPlan:
         return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
 
     @property
+    def gpu_counts(self) -> tuple[int, ...]:
+        """GPUs of each device; one where it has no stage."""
+        counts = self.cluster.devices.gpu_counts
+        if counts is None:
+            counts = np.full(len(self.cluster), self.workload.tensor_parallel)
+        stage_of = self.stage_of
+        return tuple(c if d in stage_of else 1 for d, c in enumerate(np.asarray(counts).tolist()))
+
+    @property
     def two_frequency(self) -> bool:
         """Whether groups average gradients in every step, and changes of parameters every H."""
         return any(map(within, self.averaging))

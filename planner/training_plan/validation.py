@@ -27,6 +27,14 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"workload.architecture.layers: must be the {len(plan.workload.layers)} layers that "
             f"were priced, found {arch.layers}; make the plan again"
         )
+    for count in sorted(set(plan.gpu_counts) - {plan.workload.tensor_parallel}):
+        rule = ""
+        if count > plan.workload.tensor_parallel:
+            rule = f"must be at most workload.tensor_parallel, {plan.workload.tensor_parallel}"
+        elif count > 1 and (arch is None or not arch.splits_into(count)):
+            rule = "must divide the model's heads and widths"
+        if rule:
+            yield f"devices.gpu_counts: {rule}, found {count}; make the plan again"
     if plan.codec is not Codec.NONE:
         yield from _codec_contradictions(plan)
     if plan.wiring is Wiring.STOCHASTIC:

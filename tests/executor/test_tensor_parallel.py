@@ -7,13 +7,14 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import planner as pl
-from planner.training_plan.file import save_plan
+from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.calibration import Calibration
@@ -44,10 +45,16 @@ def plan_with(
     return make_plan(grid, workload=workload.replace(tensor_parallel=degree)).replace(**changes)
 
 
-def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]:
-    """Losses by step."""
+def save(folder: Path, plan: TrainingPlan) -> Path:
+    """Write a plan under its hash."""
     path = folder / f"{plan.content_hash}.json"
     save_plan(plan, path)
+    return path
+
+
+def trained(folder: Path, plan: TrainingPlan, *options: str) -> dict[int, float]:
+    """Losses by step."""
+    path = save(folder, plan)
     code, losses, said = losses_by_step(path, plan.cluster.network.ids, *options)
     assert code == 0, said
     return losses
@@ -270,6 +277,34 @@ def test_a_checkpoint_resumes_on_other_numbers_of_gpus(tmp_path: Path) -> None:
         rest = trained(tmp_path, plan, "--steps", "12", "--resume", folder)
         assert first | rest == pytest.approx(whole, rel=1e-5)
         assert sorted(rest) == list(range(6, 12))
+
+
+@pytest.mark.parametrize(
+    ("workload", "counts"),
+    [
+        pytest.param(tiny_workload(), [2, 1, 1, 4], id="1, 2 and 4 GPUs"),
+        pytest.param(
+            tiny_workload("llama", tied=True).replace(optimizer_shards=2),
+            [1, 2, 2, 1],
+            id="state in shards",
+        ),
+    ],
+)
+def test_devices_of_different_numbers_of_gpus(
+    tmp_path: Path, workload: Workload, counts: list[int]
+) -> None:
+    """Also those of a stage, which average with each other; resumed where all have one."""
+    one = plan_with(1, workload, clip=0.5)
+    devices = replace(one.cluster.devices, gpu_counts=counts)
+    mixed = one.replace(
+        cluster=one.cluster.replace(devices=devices),
+        workload=workload.replace(tensor_parallel=max(counts)),
+    )
+    assert load_plan(save(tmp_path, mixed)).gpu_counts == tuple(counts)
+    whole, folder = trained(tmp_path, one, "--steps", "8"), str(tmp_path / "kept")
+    losses = trained(tmp_path, mixed, "--steps", "6", "--checkpoint", folder, "--every", "6")
+    losses |= trained(tmp_path, one, "--steps", "8", "--resume", folder)
+    assert losses == pytest.approx(whole, rel=1e-5)
 
 
 def test_what_workers_do_not_support_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,15 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.memory import stage_memory
 from planner.checker.workers import worker_cluster
-from planner.planning.workers import degrees, tensor_parallel_workers, unused_gpus
+from planner.exports.error import ExportError
+from planner.exports.formats import export_plan
+from planner.planning.workers import (
+    degrees,
+    kinds_of_machines,
+    tensor_parallel_workers,
+    unused_gpus,
+)
+from planner.problems import ProblemError
 from planner.workload.costs import stage_costs
 from tests.conftest import tiny_workload
 
@@ -146,11 +156,20 @@ def test_the_checker_derives_the_same_workers(
         site_upload_bytes_per_s=dict.fromkeys(sites, 100000000.0),
     )
     possible = degrees(cluster, tiny_workload())
-    degree = data.draw(st.sampled_from(possible))
-    if degree == 1:
-        return
+    able = Counter(np.array(cluster.devices.machines)[np.asarray(cluster.devices.can_compute)])
+    by_machine = {
+        str(name): data.draw(st.sampled_from([t for t in possible if t <= count]))
+        for name, count in able.items()
+    }
+    choices: list[int | dict[str, int]] = [*possible, by_machine]
+    degree = data.draw(st.sampled_from(choices))
     workers, workload = tensor_parallel_workers(cluster, tiny_workload(), degree)
-    derived = worker_cluster(cluster, workload)
+    if workload.tensor_parallel == 1:
+        return
+    counts = workers.devices.gpu_counts
+    if counts is not None:
+        assert set(np.asarray(counts).tolist()) >= set(by_machine.values())
+    derived = worker_cluster(cluster, workload, by_machine if counts is not None else None)
     assert derived is not None
     assert derived.flops == pytest.approx(workers.flops, rel=1e-12)
     assert derived.replace(devices=replace(derived.devices, flops=workers.flops)) == workers
@@ -204,6 +223,109 @@ def test_auto_is_no_slower_than_any_degree_and_lists_the_others() -> None:
     assert len(others) == 2 and all("GPU" in words for words in others)
     assert all("a worker (>= " in words for words in others)
     assert pl.check(best.plan, cluster) == [] and chosen in (1, 2, 4)
+
+
+def test_machines_with_different_numbers_of_gpus_per_worker() -> None:
+    """Each worker has what its GPUs have; memory counts with the largest number."""
+    cluster = machines_of([4, 2, 1, 2])
+    workers, workload = tensor_parallel_workers(cluster, tiny_workload(), {"m0": 4, "m3": 2})
+    assert workers.network.ids == ("m0", "m1/4", "m1/5", "m2/6", "m3")
+    assert np.asarray(workers.devices.gpu_counts).tolist() == [4, 1, 1, 1, 2]
+    assert workers.memory_bytes.tolist() == [4e9, 1e9, 1e9, 1e9, 2e9]
+    assert workload.tensor_parallel == 4
+    for d, degree in ((0, 4), (4, 2)):
+        alike, _ = tensor_parallel_workers(cluster, tiny_workload(), degree)
+        assert workers.flops[d] == alike.flops[alike.network.index_of(workers.network.ids[d])]
+    assert workers.flops[1] == 1e12
+    same, workload = tensor_parallel_workers(cluster, tiny_workload(), {"m0": 1})
+    assert same == cluster and workload.tensor_parallel == 1
+    assert unused_gpus(cluster, {"m0": 4, "m3": 2}) == ""
+
+
+@pytest.mark.parametrize(
+    ("degree", "words"),
+    [
+        ({"m9": 2}, "names machine 'm9', and the machines whose GPUs can compute are: m0, m1"),
+        ({"m1": 4}, "is 4 for machine 'm1', which has 2 GPUs that can compute; give fewer"),
+        ({"m0": 3}, "tensor_parallel is 3; it must divide the 4 heads"),
+        ({"m0": 0}, "tensor_parallel of machine 'm0' is 0; it must be at least 1"),
+        ({"m0": "two"}, "of machine 'm0' must be a whole number, found 'two'"),
+    ],
+)
+def test_numbers_that_machines_cannot_have(degree: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProblemError, match=re.escape(words)):
+        pl.plan(
+            machines_of([4, 2]), tiny_workload(), tensor_parallel=degree, stop=pl.MaxIterations(1)
+        )
+
+
+@pytest.mark.parametrize("left_out", [(), ("m1/4", "m1/5"), ("m2",)])
+def test_a_mixed_plan_is_verified_against_the_gpus(left_out: tuple[str, ...]) -> None:
+    """Also if machines have no part: the names of their workers say how many GPUs they have."""
+    limits: dict[str, Any] = {"upload_bytes_per_s": 1e8, "download_bytes_per_s": 1e8}
+    cluster, mix = machines_of([4, 2, 2], **limits), {"m0": 4, "m2": 2}
+    workers, _ = tensor_parallel_workers(cluster, tiny_workload(), mix)
+    machines = np.array(workers.devices.machines)
+    kept = [name for name in workers.network.ids if name not in left_out]
+    there = set(machines[[workers.network.index_of(name) for name in kept]])
+    gpus = [d for d, machine in enumerate(cluster.devices.machines or ()) if machine in there]
+    plan = pl.plan(
+        cluster.subset(gpus),
+        tiny_workload(),
+        tensor_parallel={m: t for m, t in mix.items() if m in there},
+        stages=len(kept),
+        stop=pl.MaxIterations(2),
+    ).plan
+    assert plan is not None and plan.cluster.devices.gpu_counts is not None
+    plan = plan.replace(left_out=left_out, certificates={})
+    assert pl.check(plan, cluster) == []
+    (violation,) = pl.check(plan, machines_of([4, 2, 2, 2], **limits))
+    assert violation.where == "assignment.left_out" and "'m3'" in violation.message
+    devices = plan.cluster.devices
+    assert devices.gpu_counts is not None
+    for counts in ([2, *np.asarray(devices.gpu_counts)[1:]], None):
+        wrong = plan.cluster.replace(devices=replace(devices, gpu_counts=counts))
+        assert pl.check(plan.replace(cluster=wrong), cluster) != []
+
+
+def test_auto_tries_different_numbers_in_unlike_machines() -> None:
+    """Machines with one GPU, which any number above 1 for all would leave out, take part."""
+    cluster = machines_of([4, 1, 1, 1], flops=[1e12] * 4 + [9e12] * 3)
+    best = pl.plan(cluster, tiny_workload(), tensor_parallel="auto", stop=pl.Effort(0.3))
+    assert best.plan is not None
+    tried = [best.plan.alternatives[0].taken, *(a.instead for a in best.plan.alternatives)]
+    assert any("in m0" in words for words in tried)
+    assert pl.check(best.plan, cluster) == []
+    machines = kinds_of_machines(cluster, tiny_workload())
+    assert machines == [(["m0"], [1, 2, 4])]
+    assert kinds_of_machines(machines_of([4, 4]), tiny_workload()) == []
+
+
+def test_a_mix_is_tried_if_no_number_for_all_fits() -> None:
+    """Single GPUs are too small, and 4 a worker leave out the machine of two."""
+    workload = tiny_workload().replace(tensor_parallel=4)
+    first, last = (
+        1.01 * stage_costs(workload, *span, with_head=head).need_bytes(1)
+        for span, head in (((0, 1), False), ((1, 4), True))
+    )
+    cluster = machines_of([4, 2], memory_bytes=[last / 4] * 4 + [first / 2] * 2)
+    for degree in (1, 2, 4):
+        with pytest.raises(ProblemError, match="no layout fits"):
+            pl.plan(cluster, tiny_workload(), tensor_parallel=degree, stop=pl.Effort(0.05))
+    found = pl.plan(cluster, tiny_workload(), tensor_parallel="auto", stop=pl.Effort(0.5))
+    assert found.plan is not None and pl.check(found.plan, cluster) == []
+    assert found.request.tensor_parallel == {"m0": 4, "m1": 2}
+
+
+def test_mixed_plans_are_not_exported_to_trainers() -> None:
+    cluster = machines_of([2, 1, 1])
+    plan = pl.plan(
+        cluster, tiny_workload(), tensor_parallel={"m0": 2}, stages=3, stop=pl.MaxIterations(2)
+    ).plan
+    assert plan is not None
+    with pytest.raises(ExportError, match="cannot express devices of 1 and 2 GPUs; plan with"):
+        export_plan(plan, "megatron")
+    assert '"mesh_rank": null' in export_plan(plan, "ranks")
 
 
 def test_plan_files_keep_the_degree(tmp_path: Any) -> None:

@@ -35,16 +35,16 @@ def main() -> int:
     die_with_parent(signal.SIGKILL)
     config = parse_arguments(None, __doc__, prog="python -m planner.executor.launch.follow_gpu")
     plan = load_plan(config.plan)
-    index, size = int(os.environ[INDEX]), plan.workload.tensor_parallel
+    index, rank = int(os.environ[INDEX]), int(os.environ[RANK])
     gpu = first_gpu(plan, config.devices) + index
     device = torch_device(config.device, gpu, shared=nccl_shares_gpus())
     store = TCPStore(LOOPBACK, int(os.environ[STORE_PORT]))
-    group = GpuGroup(store, index, size, device)
+    group = GpuGroup(store, index, plan.gpu_counts[rank], device)
     stage_type = ShardedGpuStage if plan.shards_optimizer else GpuStage
     follow(
         stage_type(
             plan,
-            int(os.environ[RANK]),
+            rank,
             device,
             config.optimizer_config(),
             config.training_data(),

@@ -260,7 +260,7 @@ class RunConfig:
             require_movable(plan, self.rebalance)
         if self.elastic:
             require_elastic(plan, None if self.checkpoint is None else self.every)
-        if plan.workload.tensor_parallel > 1 and not self.impose:
+        if max(plan.gpu_counts) > 1 and not self.impose:
             self._validate_for_workers(plan)
         if plan.shards_optimizer and self.rebalance is not None:
             raise Refusal(
@@ -275,7 +275,7 @@ class RunConfig:
 
     def _validate_for_workers(self, plan: TrainingPlan) -> None:
         """Raise `Refusal` for what devices of several GPUs do not support."""
-        degree = plan.workload.tensor_parallel
+        degree = max(plan.gpu_counts)
         for name in WITHOUT_TENSOR_PARALLEL:
             if self._is_set(name):
                 raise Refusal(

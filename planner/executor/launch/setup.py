@@ -130,7 +130,7 @@ class RunState:
 
     def make_model_stage(self, plan: TrainingPlan, *, with_weights: bool = True) -> ModelStage:
         """Create this rank's stage of the model; ``--weights`` are loaded unless it resumes."""
-        if plan.workload.tensor_parallel > 1:
+        if plan.gpu_counts[self.ranks.rank] > 1:
             return self._make_leader_stage(plan, with_weights=with_weights)
         stage_type = ShardedModelStage if plan.shards_optimizer else ModelStage
         return stage_type(
@@ -163,7 +163,8 @@ class RunState:
 
     def _make_leader_stage(self, plan: TrainingPlan, *, with_weights: bool) -> LeaderStage:
         """Start the processes of this rank's other GPUs, and create the stage that leads them."""
-        rank, size = self.ranks.rank, plan.workload.tensor_parallel
+        rank = self.ranks.rank
+        size = plan.gpu_counts[rank]
         detector = self.ranks.detector
 
         def fail(reason: str) -> None:
@@ -257,7 +258,7 @@ def set_up(
         secret=secret,
     )
     # only now, so that the other ranks are notified of a refusal
-    size = plan.workload.tensor_parallel
+    size = plan.gpu_counts[ranks.rank]
     if size > 1 and simulation is None:
         torch_device(config.device, gpu + size - 1, shared=nccl_shares_gpus())
     device = torch_device(config.device, gpu, shared=True)
@@ -402,11 +403,11 @@ def _can_compile() -> bool:
 def first_gpu(plan: TrainingPlan, devices: Sequence[str]) -> int:
     """Number of this rank's first GPU on its node, whose devices are given in order."""
     local_rank, ids = environment_number("LOCAL_RANK", 0), plan.cluster.network.ids
-    size = plan.workload.tensor_parallel
-    if size == 1:
+    if max(plan.gpu_counts) == 1:
         return local_rank
     # devices without a stage compute nothing
-    return size * sum(ids.index(name) in plan.stage_of for name in devices[:local_rank])
+    before = [d for name in devices[:local_rank] if (d := ids.index(name)) in plan.stage_of]
+    return sum(plan.gpu_counts[d] for d in before)
 
 
 def torch_device(choice: str, gpu: int, *, shared: bool) -> torch.device:

@@ -25,12 +25,13 @@ def peak_flops(plan: TrainingPlan, ranks: RankGroup, device: torch.device) -> fl
     """
     report = gpu_identity(device) if device.type == "cuda" else ("", "")
     reports = [json.loads(text) for text in ranks.all_gather("gpu", json.dumps(report))]
-    names = {gpu: name for rank, (name, gpu) in enumerate(reports) if rank in plan.stage_of}
-    if not all(name in CALLED for name in names.values()):
+    workers = {
+        gpu: (name, rank) for rank, (name, gpu) in enumerate(reports) if rank in plan.stage_of
+    }
+    if not all(name in CALLED for name, _ in workers.values()):
         return None
-    dtype = plan.workload.precision.compute
-    per_rank = plan.workload.tensor_parallel
-    return per_rank * sum(GPUS[CALLED[name]].peak(dtype) for name in names.values())
+    dtype, counts = plan.workload.precision.compute, plan.gpu_counts
+    return sum(counts[rank] * GPUS[CALLED[name]].peak(dtype) for name, rank in workers.values())
 
 
 def device_reports(

@@ -98,6 +98,9 @@ def memory_need(
             # its share is cut out of the initial parameters
             held["building the model"] = max(vector - buffers, 0.0)
         return MemoryNeed({}, held)
+    degree = plan.gpu_counts[rank]
+    if degree != w.tensor_parallel:
+        w = w.replace(tensor_parallel=degree)
     in_flight = max(s.most_live()[rank] for s in plan.schedules)
     costs = stage_costs(
         w,
@@ -117,7 +120,7 @@ def memory_need(
         "the largest operation": costs.scratch_bytes,
     }
     extra_bytes: dict[str, float] = {}
-    several = w.tensor_parallel > 1
+    several = degree > 1
     # with delayed outer steps, one is averaged while others are exchanged
     exchanged = (1 + plan.sync.delayed) * vector
     # all state but the gradients; of optimizer state in shards its own, and all parameters
@@ -145,8 +148,8 @@ def memory_need(
         # collectives add in 16 bits, on a copy
         rounded = any(wire is WireFormat.BF16 for part in parts for wire in part.wires)
         extra_bytes["averaging"] = uses_collectives * rounded * vector / 2
-        extra_bytes["allocator and cuBLAS"] = w.tensor_parallel * _allocator_bytes(
-            plan, stage, in_flight
+        extra_bytes["allocator and cuBLAS"] = degree * _allocator_bytes(
+            plan, stage, in_flight, degree
         )
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages and not several else 0.0)
@@ -155,7 +158,7 @@ def memory_need(
         if several:
             # each GPU has a part of what is kept there
             stage_bytes, extra_bytes = (
-                {purpose: size / w.tensor_parallel for purpose, size in on_all.items()}
+                {purpose: size / degree for purpose, size in on_all.items()}
                 for on_all in (stage_bytes, extra_bytes)
             )
             host_bytes[EXCHANGED] = exchanged
@@ -167,14 +170,14 @@ def memory_need(
     return MemoryNeed(stage_bytes, extra_bytes)
 
 
-def _allocator_bytes(plan: TrainingPlan, stage: int, in_flight: int) -> float:
+def _allocator_bytes(plan: TrainingPlan, stage: int, in_flight: int, degree: int) -> float:
     """Bytes that a GPU's allocator counts beyond those of parameters and activations."""
     w, arch = plan.workload, plan.workload.architecture
     assert arch is not None
     copies = w.precision.optimizer_bytes / SUM_BYTES / w.optimizer_shards
     # parameters in fp32 are kept whole, in addition to the shards
     copies += plan.shards_optimizer and w.precision.compute.bytes == SUM_BYTES
-    saved_bytes, degree = w.precision.compute.bytes, w.tensor_parallel
+    saved_bytes = w.precision.compute.bytes
     total = float(WORKSPACE_BYTES)
     for parameter in whole_parameters(plan, stage).values():
         numel = parameter.numel() // degree
