@@ -2,18 +2,20 @@
 
     python -m benchmarks.machines [--effort 4] [--seed 0] [--out FILE.md]
 
-Every degree of tensor parallelism is planned with the same effort, and compared with the best
-consecutive ranks and the rules of SAILOR and Metis with workers of as many GPUs.
+Every degree of tensor parallelism is planned with the same effort, and so is what ``auto`` chooses
+for unlike machines. Each is compared with the best consecutive ranks and the rules of SAILOR and
+Metis with the same workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from planner.bench.job_generator import MODELS
 from planner.planning.baselines.metis import metis_rule
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.problem import PlanningProblem
-from planner.planning.workers import degrees
+from planner.planning.workers import degrees, kinds_of_machines, mix_words
 from planner.workload.layers import Architecture, Family
 
 PACKAGES = ("planner", "numpy", "numba", "ortools")
@@ -119,6 +121,26 @@ INSTANCES = (
         128,
     ),
     Instance(
+        "2 x 4 H100, 2 x 8 RTX4090, 2 x 2 A6000, three places",
+        (*(("a", "H100", 4),) * 2, *(("b", "RTX4090", 8),) * 2, *(("c", "A6000", 2),) * 2),
+        25,
+        5,
+        "32B",
+        128,
+    ),
+    Instance(
+        "4 RTX4090, 2 x 2 RTX3090, 4 single RTX4090, seven homes",
+        (
+            ("a", "RTX4090", 4),
+            *((p, "RTX3090", 2) for p in "bc"),
+            *((p, "RTX4090", 1) for p in "defg"),
+        ),
+        1,
+        0.5,
+        "8B",
+        64,
+    ),
+    Instance(
         "5 x 8 T4, five places", tuple((p, "T4", 8) for p in "abcde"), 10, 1, "1B", 128, "fp16"
     ),
 )
@@ -133,7 +155,7 @@ def step_or_none(make: Callable[[], float]) -> float | None:
 
 
 def rules_s(
-    cluster: pl.Cluster, workload: pl.Workload, degree: int
+    cluster: pl.Cluster, workload: pl.Workload, degree: int | Mapping[str, int]
 ) -> tuple[float | None, float | None]:
     """Steps by the rules of SAILOR and Metis."""
 
@@ -146,7 +168,7 @@ def rules_s(
     return sailor, metis
 
 
-def row(instance: Instance, degree: int, effort: float, seed: int) -> str:
+def row(instance: Instance, degree: int | Literal["auto"], effort: float, seed: int) -> str:
     """A line of the table."""
     cluster, workload = instance.cluster(), instance.workload()
     try:
@@ -159,7 +181,8 @@ def row(instance: Instance, degree: int, effort: float, seed: int) -> str:
     problems = pl.check(result.plan, cluster)
     ranks = None if result.baselines is None else result.baselines.ranks
     ranks_s = None if ranks is None else ranks.best[1].step_s
-    sailor_s, metis_s = rules_s(cluster, workload, degree)
+    chosen = result.request.tensor_parallel
+    sailor_s, metis_s = rules_s(cluster, workload, chosen)
     others = [s for s in (ranks_s, sailor_s, metis_s) if s is not None]
     ratio = result.objective / min(others) if others else None
     figures = [result.objective, result.bound, ranks_s, sailor_s, metis_s]
@@ -167,7 +190,8 @@ def row(instance: Instance, degree: int, effort: float, seed: int) -> str:
     text = " | ".join("none" if value is None else f"{value:.2f}" for value in figures)
     times = "none" if ratio is None else f"{ratio:.3f}"
     invalid = f" INVALID {problems[0]}" if problems else ""
-    return f"| {instance.name} | {degree} | {shape} | {text} | {times} |{invalid}"
+    words = degree if isinstance(chosen, int) else mix_words(chosen).split(": ")[1]
+    return f"| {instance.name} | {words} | {shape} | {text} | {times} |{invalid}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for instance in INSTANCES:
-        for degree in degrees(instance.cluster(), instance.workload()):
+        cluster, workload = instance.cluster(), instance.workload()
+        tried: list[int | Literal["auto"]] = [*degrees(cluster, workload)]
+        tried += ["auto"] * bool(kinds_of_machines(cluster, workload))
+        for degree in tried:
             line = row(instance, degree, args.effort, args.seed)
             lines.append(line)
             print(line, flush=True)
@@ -195,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{versions(*PACKAGES)}. Regenerate with `python -m "
             f"benchmarks.machines --effort {args.effort:g} --seed {args.seed}`. LLaMA models with "
             "samples of 2,048 tokens, GPUs at 40% of their peak, links of GPUs and machines as in "
-            "`benchmarks/machines.py`. Bounds hold for workers of as many GPUs; a rule's step is "
+            "`benchmarks/machines.py`. Bounds hold for such workers; a rule's step is "
             "the simulator's.",
             "",
             *lines,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,9 @@ from planner.training_plan.model import TrainingPlan
 
 REFUSALS = (ProblemError, NetworkError)
 """Errors that refuse a choice. Others, such as a deadlock in the simulator, are bugs."""
-SCREENING_SHARE = 0.5
-"""Share of the limit for screening all choices; the best one gets the rest."""
+SCREENING_SHARE, SCREENING_TIME_SHARE = 0.1, 0.5
+"""Shares of the limit: in addition to it for screening each choice, and of a limit in seconds for
+screening all."""
 SHOWN_VARIATIONS = 2
 
 
@@ -31,7 +33,7 @@ class Choice:
 def best_of(
     choices: Sequence[Choice],
     stop: StoppingCriterion,
-    plan_with: Callable[[Mapping[str, Any], StoppingCriterion], Result[TrainingPlan]],
+    plan_with: Callable[[Mapping[str, Any], StoppingCriterion, bool], Result[TrainingPlan]],
     variations: Sequence[Callable[[Mapping[str, Any]], Sequence[Choice]]] = (),
     most_variations: int = 0,
 ) -> Result[TrainingPlan]:
@@ -42,16 +44,19 @@ def best_of(
     choices
         With later ones a device needs less memory.
     plan_with
-        Plans with the fields of one of them within a limit.
+        Plans with the fields of one of them within a limit, with baselines or without.
     variations
         Give other choices from the fields of the best one so far, in turn after ``choices``.
     most_variations
         How many these are at most.
     """
     run, every, last = started(stop), list(choices), len(choices) - 1
-    portion = SCREENING_SHARE / (len(choices) + most_variations)
     if len(choices) == 1 and not variations:
-        return plan_with(choices[0].fields, stop)
+        return plan_with(choices[0].fields, stop, True)
+    screening = stop.portion(SCREENING_SHARE)
+    if math.isfinite(run.remaining_s):
+        seconds = SCREENING_TIME_SHARE * run.remaining_s / (len(choices) + most_variations)
+        screening = stop.portion(SCREENING_SHARE, seconds)
     screened: dict[int, Result[TrainingPlan]] = {}
     refused: dict[int, ProblemError | NetworkError] = {}
 
@@ -75,7 +80,7 @@ def best_of(
 
     for k in to_screen():
         try:
-            screened[k] = plan_with(every[k].fields, stop.portion(portion))
+            screened[k] = plan_with(every[k].fields, screening, False)
         except REFUSALS as error:
             refused[k] = error
         except KeyboardInterrupt:
@@ -89,10 +94,9 @@ def best_of(
     best_choice = best_screened()
     taken, best = every[best_choice].words, screened[best_choice]
     if not is_over():
-        limit = stop.portion(1 - SCREENING_SHARE, run.remaining_s)
-        refined = plan_with(every[best_choice].fields, limit)
-        if objective_or_inf(refined) < objective_or_inf(best):
-            best = refined
+        limit = stop.portion(1.0, run.remaining_s)
+        refined = plan_with(every[best_choice].fields, limit, True)
+        best = replace(min(refined, best, key=objective_or_inf), baselines=refined.baselines)
     if best.plan is None:
         return best
     measured_in = "$" if "cost" in best.plan.certificates else "s"

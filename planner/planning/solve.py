@@ -128,11 +128,25 @@ def plan(
     require_workers(executor)
     request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
     request = request.replace(**fields)
+    return _plan(cluster, workload, request, stop, seed, executor, compare=True)
+
+
+def _plan(
+    cluster: Cluster,
+    workload: Workload,
+    request: PlanRequest,
+    stop: StoppingCriterion,
+    seed: int,
+    executor: Workers,
+    *,
+    compare: bool,
+) -> Result[TrainingPlan]:
+    """As `plan`; the joint search may leave out the comparison with baselines."""
     if request.tensor_parallel == AUTO or request.optimizer_shards == AUTO:
-        return _with_best_number(cluster, workload, request, stop, seed, executor)
+        return _with_best_number(cluster, workload, request, stop, seed, executor, compare=compare)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
     if request.kind is PlanKind.JOINT:
-        result = _plan_jointly(problem, stop, executor)
+        result = _plan_jointly(problem, stop, executor, compare=compare)
     elif request.kind is PlanKind.PARTIAL_PATHS:
         result = _plan_shape(problem, shape_of(problem), stop)
     else:
@@ -147,14 +161,18 @@ def _with_best_number(
     stop: StoppingCriterion,
     seed: int,
     executor: Workers,
+    *,
+    compare: bool,
 ) -> Result[TrainingPlan]:
     """The best plan over all degrees of tensor parallelism, or over numbers of shards."""
     instance_of(Cluster, cluster, "cluster")
     instance_of(Workload, workload, "workload")
 
-    def plan_with(choice: Mapping[str, Any], limit: StoppingCriterion) -> Result[TrainingPlan]:
+    def plan_with(
+        choice: Mapping[str, Any], limit: StoppingCriterion, final: bool
+    ) -> Result[TrainingPlan]:
         fixed = free.replace(**choice)
-        return plan(cluster, workload, request=fixed, stop=limit, seed=seed, executor=executor)
+        return _plan(cluster, workload, fixed, limit, seed, executor, compare=compare and final)
 
     if free.tensor_parallel != AUTO:
         return best_of(
@@ -190,22 +208,22 @@ def _with_best_number(
 
 
 def _plan_jointly(
-    problem: PlanningProblem, stop: StoppingCriterion, executor: Workers
+    problem: PlanningProblem, stop: StoppingCriterion, executor: Workers, *, compare: bool
 ) -> Result[TrainingPlan]:
     from planner.planning.joint.joint_search import search_jointly  # numba takes a while to load
 
     # bounds need the rates of all pairs
     problem.cluster.network.require_complete()
     run = started(stop)
-    baselines = Baselines.of(problem, stop)
+    baselines = Baselines.of(problem, stop) if compare else None
     request, bound = problem.request, _bound_for_all_plans(problem, problem.workload)
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
-    plans = [
-        *(baseline.plan() for baseline in baselines),
-        *_straight_plans(problem, baselines, stop),
-    ]
+    plans: list[TrainingPlan] = []
+    if baselines is not None:
+        plans += [baseline.plan() for baseline in baselines]
+        plans += _straight_plans(problem, baselines, stop)
     searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans, executor)
     searched = replace(searched, baselines=baselines)
     result = _with_certificates(searched, {}, "cost" if by_cost else "step")

@@ -258,6 +258,7 @@ class Effort(StoppingCriterion):
     - It optimises straight pipelines on up to 256 devices, with a tenth of ``units``.
     - If the best plan has larger microbatches than the workload (a baseline may), it searches again
       with these, with half of ``units``.
+    - Where numbers are to be chosen (``"auto"``), each that is tried gets a tenth of ``units``.
     - It evaluates what is pending at the limit, and alternatives of the best plan if its step has
       at most 60,000 operations.
 
