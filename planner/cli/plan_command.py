@@ -38,7 +38,9 @@ from planner.cli.plan_report import baselines, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.assumed import assumed_sentences
+from planner.network.cluster import Cluster
 from planner.network.devices_file import describes_all
+from planner.network.dtype import Dtype
 from planner.network.gpus import DEFAULT_GPU
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
@@ -518,6 +520,11 @@ def run(args: argparse.Namespace) -> int:
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
+    if best_plan.workload.precision.scales_loss and _needs_no_fp16(cluster, best_plan):
+        data["notes"].append(
+            "Only GPUs that the plan leaves out have no bf16: with can_compute no for them in the "
+            "devices file, training may use bf16 instead of fp16, without loss scaling."
+        )
     if unused := unused_gpus(cluster, request.tensor_parallel):
         data["notes"].append(f"{unused}: they take no part.")
     data |= {**search, "written": [str(written)], "no_time_for": [], "not_done": []}
@@ -651,6 +658,11 @@ def _random(
         problem, shape, random_count, lambda: time.perf_counter() - began > most_s
     )
     data["random"] = asdict(outcome)
+
+
+def _needs_no_fp16(cluster: Cluster, best_plan: TrainingPlan) -> bool:
+    """Whether devices without bf16 are in the cluster, but not in the plan."""
+    return bool(cluster.lacks(Dtype.BF16)) and not best_plan.cluster.lacks(Dtype.BF16)
 
 
 def _bound_long_run(

@@ -146,7 +146,8 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         size = plan.vector_bytes()[-1] / 1e9
         yield (
             f"Stage {head} has a copy of the embedding for its head: its {size:.3g} GB of "
-            "gradients are averaged with stage 0's."
+            "gradients are averaged with stage 0's. Straight pipelines with --head first need no "
+            "copy, which may be faster on slow links."
         )
     elif plan.must_average_tied:
         yield (
@@ -325,7 +326,8 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     yield "throughput", f"{rate}; {mfu}"
     cost = data["cost"]
     if tokens:
-        price = "" if data["dollars"] is None else f" and {data['dollars']:,.0f} $"
+        usd = data["dollars"]
+        price = "" if usd is None else f" and {usd:,.0f} $" if usd >= 10 else f" and {usd:.2g} $"
         yield (
             "training",
             f"{digits(data['days'], 3)} days{price} for "

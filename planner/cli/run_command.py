@@ -84,7 +84,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     from planner.executor.runtime.stage_module import require_executable
     from planner.huggingface.export import Export
     from planner.huggingface.weights import require_weights
-    from planner.utils.processors import cores
+    from planner.utils.processors import busy_warning, cores
 
     # report once what every rank would reject
     config.validate_for_plan(plan)
@@ -110,6 +110,8 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
         predicted = predict_on_host(plan, workload, Calibration.load(calibration))
     if not _on_gpus(config.device):
         require_memory(plan, workload)
+        if warning := busy_warning():
+            _warn(f"planner run: {warning}")
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = config.calibrate or Path(folder) / "calibration.json"

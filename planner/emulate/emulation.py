@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,9 @@ from planner.emulate.processors import ProcessorUsage
 from planner.emulate.ranks import RunSettings, run_ranks
 from planner.simulator.host_prediction import executable_workload, require_memory
 from planner.training_plan.model import TrainingPlan
-from planner.utils.processors import cores
+from planner.utils.processors import MAX_BUSY, busy_warning
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
-
-MAX_BUSY = 0.85
-"""CPU utilisation above which ranks wait for CPUs instead of the network."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +146,8 @@ def emulate(
     report_line: Callable[[str], None] = lambda line: None,
 ) -> Emulation:
     """Run a plan on its emulated network and compare it with the prediction."""
-    load, processors_here = os.getloadavg()[0], cores()
-    if load > MAX_BUSY * processors_here:
-        report_line(
-            f"warning: the load average is {load:.1f} on {processors_here} processors already, so "
-            "ranks will wait for them; end other work first"
-        )
+    if warning := busy_warning():
+        report_line(warning)
     prediction = None if settings.real_compute else predict(plan)
     links = links_of(plan.cluster, settings.speed, settings.shrink, settings.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:

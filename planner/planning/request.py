@@ -496,8 +496,9 @@ class PlanRequest:
             )
         if self.routing != Routing() and self.wiring != RequestedWiring.STOCHASTIC:
             raise ProblemError(
-                "routing sets how devices choose the next device with wiring 'stochastic', found "
-                f"wiring {self.wiring and str(self.wiring)!r}; leave it out"
+                f"smoothing is {self.routing.smoothing:g} and told is '{self.routing.told}', which "
+                "are for wiring 'stochastic', where devices choose the next one; give that, or "
+                "leave them out"
             )
 
     def _validate_averaging(self) -> None:

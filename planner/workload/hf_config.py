@@ -52,6 +52,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 DEFAULT_SEQUENCE = 8192
 """Largest number of tokens per sample, unless a longer sequence is requested."""
 
+DEFAULT_BATCH = 512
+
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     """A workload from a ``config.json`` of one of `planner.workload.hf_families.MODELS`.
@@ -60,14 +62,14 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     `DEFAULT_SEQUENCE`; ``sequence`` sets another length.
     """
     config = read_config(path)
-    batch = changes.pop("batch_samples", None) or 512
+    batch = changes.pop("batch_samples", None)
     arch = architecture_of(config, path)
     if arch.sequence > DEFAULT_SEQUENCE:
         arch = replace(arch, sequence=DEFAULT_SEQUENCE, positions=arch.position_rows)
     workload = transformer(
         str(config.get("_name_or_path") or _name(Path(path))),
         arch,
-        batch_samples=batch,
+        batch_samples=DEFAULT_BATCH if batch is None else batch,
         source=f"Hugging Face config.json, model_type {config['model_type']}",
     )
     return changed(workload, changes)

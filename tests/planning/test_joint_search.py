@@ -20,6 +20,7 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.search.stop import SearchRun
 from planner.training_plan.model import Routing, TrainingPlan
+from planner.workload.layers import Architecture, Family
 from tests.conftest import random_network, tiny_workload
 from tests.planning.test_layouts import model, regions
 
@@ -369,3 +370,32 @@ def test_an_interrupt_of_the_second_search_keeps_the_first_result(
     result = joint_search.search_jointly(problem, pl.Effort(1.0))
     assert len(searches) == 2 and result.stop_reason == "interrupted"
     assert result.plan is not None and result.objective == first.objective
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+def test_large_devices_behind_slow_lines_are_no_trap(seed: int) -> None:
+    """Without the two last places it is easy to find a plan; with them it is no slower.
+
+    Memory is so short that no even split of layers fits, and the largest device alone holds most of
+    the model, but all messages would cross its line twice.
+    """
+    arch = Architecture(Family.LLAMA, 26, 2304, 8, 4, 9216, 256000, 512, head_size=256, tied=True)
+    model = pl.Workload.transformer("tied", arch, batch_samples=32, precision="fp16")
+    places = {"lab": (2, 50e12, 15.5e9), "shed": (4, 26e12, 14.3e9)}
+    places |= {"attic": (1, 26e12, 14.3e9), "barn": (1, 50e12, 31.8e9)}
+    names = [place for place, (count, _, _) in places.items() for _ in range(count)]
+    near = np.array(names)[:, None] == np.array(names)
+    network = pl.Network(
+        np.where(near, 1e-4, 8e-3),
+        np.where(near, 10e9, 100e6) / 8,
+        [f"{name}/{k}" for k, name in enumerate(names)],
+        names,
+    )
+    devices = pl.Devices([places[p][1] for p in names], [places[p][2] for p in names])
+    cluster = pl.Cluster(network, devices)
+    few, every = (
+        pl.plan(c, model, seed=seed, stop=pl.Effort(1)).objective
+        for c in (cluster.subset(range(6)), cluster)
+    )
+    assert few is not None and every is not None
+    assert every < 1.1 * few

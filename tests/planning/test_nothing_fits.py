@@ -13,6 +13,7 @@ from planner.planning.layer_split import evenly_filled
 from planner.workload.costs import ALL_LAYERS, stage_costs
 from planner.workload.layers import Architecture, Family
 from tests.conftest import random_network
+from tests.planning.test_workers import machines_of
 
 
 def workload(sequence: int, words: int = 8000) -> pl.Workload:
@@ -141,3 +142,36 @@ def test_recomputation_of_some_layers_is_advised_where_all_need_more() -> None:
         pl.plan(cluster, deep, recompute="none", stop=pl.Effort(0.1))
     plan = pl.plan(cluster, deep, stop=pl.Effort(0.1)).plan
     assert plan is not None and plan.recompute == (4,) and pl.check(plan) == []
+
+
+def test_parts_on_several_gpus_are_advised_where_they_fit() -> None:
+    """Of a layer that no single GPU holds: workers, or a part of its optimizer state each."""
+    small = workload(256, words=100)
+    need = max(stage_costs(small, k, k + 1, with_head=k == 7).need_bytes(1) for k in range(8))
+    cluster = machines_of([2] * 8, memory_bytes=0.8 * need)
+    with pytest.raises(pl.ProblemError, match="what would help") as found:
+        pl.plan(cluster, small, stop=pl.Effort(0.1))
+    assert "several GPUs a device (--tensor-parallel auto)" in str(found.value)
+    advised = re.search(r"--optimizer-shards (\d+)", str(found.value))
+    assert advised is not None
+    for fields in ({"tensor_parallel": "auto"}, {"optimizer_shards": int(advised[1])}):
+        result = pl.plan(cluster, small, stop=pl.Effort(0.1), **fields)
+        assert result.plan is not None and pl.check(result.plan) == []
+    with pytest.raises(pl.ProblemError) as found:
+        pl.plan(cluster, small, sync_every=4, stop=pl.Effort(0.1))
+    assert "--optimizer-shards" not in str(found.value)
+
+
+def test_the_smallest_device_of_a_stage_counts() -> None:
+    """With optimizer state in four shards each stage has four devices, one of them too small."""
+    small = workload(256)
+    need = stage_costs(small, 0, 8, with_head=True).need_bytes(1)
+    cluster = pl.Cluster(
+        random_network(4), pl.Devices(1e12, [1.1 * need, 1.1 * need, 1.1 * need, 0.1 * need])
+    )
+    with pytest.raises(pl.ProblemError, match="the smallest of its 4 devices has") as found:
+        pl.plan(cluster, small, optimizer_shards=4, stop=pl.Effort(0.1))
+    advised = re.search(r"--optimizer-shards (\d+)", str(found.value))
+    assert advised is not None and advised[1] == "2"
+    result = pl.plan(cluster, small, optimizer_shards=2, stop=pl.Effort(0.1))
+    assert result.plan is not None and pl.check(result.plan) == []

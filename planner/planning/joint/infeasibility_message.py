@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.layer_split import Filled, evenly_filled
+from planner.planning.problem import PlanningProblem
+from planner.planning.workers import degrees, tensor_parallel_workers
 from planner.utils.text import counted, quantity
 from planner.workload.workload import Workload
 
@@ -14,7 +17,7 @@ SHORTEST = 128
 """Shortest sequence that is proposed as a remedy, in tokens."""
 
 
-def infeasibility_message(layouts: LayoutSearch) -> str:
+def infeasibility_message(layouts: LayoutSearch, problem: PlanningProblem) -> str:
     """One line: which stage exceeds memory in the tightest split, and remedies."""
     workload, fixed = layouts.workload, layouts.constraints.stages
     numbers = range(1, layouts.max_stages + 1)
@@ -37,11 +40,14 @@ def infeasibility_message(layouts: LayoutSearch) -> str:
     extra = ["embedding"] if start == 0 else []
     extra += ["head"] if stop == len(workload.layers) else []
     named = " and ".join([layers, *extra])
-    remedies = [*_remedies(layouts, tightest), "devices with more memory"]
+    remedies = [*_remedies(layouts, tightest), *_with_parts(layouts, problem)]
+    remedies.append("devices with more memory")
+    each = int(layouts.model.min_devices)
+    device = "its device" if each == 1 else f"the smallest of its {each} devices"
     return (
         f"no layout fits the devices' memory: of {counted(stages, 'stage')}, the one with {named} "
         f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(terms)}) for {microbatches}, and "
-        f"its device has {quantity(memory[stage], 'B')}; what would help: {', '.join(remedies)}"
+        f"{device} has {quantity(memory[stage], 'B')}; what would help: {', '.join(remedies)}"
     )
 
 
@@ -81,6 +87,37 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
         yield "more devices"
 
 
+def _with_parts(layouts: LayoutSearch, problem: PlanningProblem) -> Iterator[str]:
+    """Matrices or optimizer state in parts on several GPUs, if that alone makes some split fit."""
+    workload, request = problem.workload, problem.request
+
+    def fits(classes: DeviceClasses, workload: Workload) -> bool:
+        parts = LayoutSearch(classes, workload, constraints=layouts.constraints)
+        fixed = layouts.constraints.stages
+        numbers = range(1, parts.max_stages + 1) if fixed is None else [fixed]
+        return any(parts.tightest(s)[0].share <= 1 for s in numbers if s <= parts.max_stages)
+
+    if workload.tensor_parallel == 1:
+        workers = (
+            tensor_parallel_workers(problem.cluster, workload, t)
+            for t in degrees(problem.cluster, workload)[1:]
+        )
+        if any(fits(DeviceClasses.of(cluster, None), split) for cluster, split in workers):
+            yield "several GPUs a device (--tensor-parallel auto)"
+    given = workload.optimizer_shards
+    fewer = (given >> k for k in range(1, given.bit_length()))
+    for shards in (2, 4, 8) if given == 1 else fewer:
+        try:
+            request.replace(optimizer_shards=shards)
+            shared = workload.replace(optimizer_shards=shards)
+        except ValueError:
+            return  # not with this request
+        needed = shards * request.optimizer_copies
+        if needed <= len(problem.cluster) and fits(layouts.classes, shared):
+            yield f"another number of optimizer shards (--optimizer-shards {shards})"
+            return
+
+
 def _with_shorter_sequences(workload: Workload) -> Iterator[tuple[int, Workload]]:
     """The workload with shorter sequences, longest first."""
     arch = workload.architecture
@@ -92,6 +129,10 @@ def _with_shorter_sequences(workload: Workload) -> Iterator[tuple[int, Workload]
             batch_samples=workload.batch_samples,
             microbatch_samples=workload.microbatch_samples,
             precision=workload.precision,
-        ).replace(state_bytes_per_parameter=workload.state_bytes_per_parameter)
+        ).replace(
+            state_bytes_per_parameter=workload.state_bytes_per_parameter,
+            tensor_parallel=workload.tensor_parallel,
+            optimizer_shards=workload.optimizer_shards,
+        )
         yield tokens, shorter.with_boundary_codec(workload.boundary_codec)
         tokens //= 2

@@ -505,7 +505,9 @@ class JointSearch:
                 return
         if self.pool.first_error is None and self.run.reason == INTERRUPTED:
             raise KeyboardInterrupt  # interrupted before it is known what fits
-        raise self.pool.first_error or ProblemError(infeasibility_message(self.layouts))
+        raise self.pool.first_error or ProblemError(
+            infeasibility_message(self.layouts, self.problem)
+        )
 
     def _evaluate_first_feasible(self) -> bool:
         """Evaluate the best layout that fits; returns whether there is one."""

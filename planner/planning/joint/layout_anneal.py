@@ -62,6 +62,8 @@ P_HALVE = 0.2
 DISTANCE_NOISE = 0.2
 """Largest relative random increase of distances in a split: classes at equal distance get a random
 order."""
+P_EVERYWHERE = 0.2
+"""Probability that a swap exchanges two classes in all stages."""
 P_WITH_LAYERS = 0.5
 """Probability that devices or stages that move take layers along."""
 
@@ -116,12 +118,7 @@ def _move_devices(
     source, target = next_below(rng_state, stages + 1) - 1, next_below(rng_state, stages + 1) - 1
     if source == target:
         return False
-    available = classes.size[c]
-    if source >= 0:
-        available = state.counts[source, c]
-    else:
-        for stage in range(stages):
-            available -= state.counts[stage, c]
+    available = state.counts[source, c] if source >= 0 else _unused(classes, state, c)
     if available <= 0:
         return False
     moved = (
@@ -140,13 +137,48 @@ def _move_devices(
 
 
 @kernel
-def _swap_devices(state: LayoutState, rng_state: Words) -> bool:
-    """Exchange devices of two classes between two stages."""
+def _unused(classes: ClassArrays, state: LayoutState, c: int) -> int:
+    """Devices of a class that are in no stage."""
+    unused = classes.size[c]
+    for j in range(state.stages[0]):
+        unused -= state.counts[j, c]
+    return int(unused)
+
+
+@kernel
+def _exchange_classes(classes: ClassArrays, state: LayoutState, a: int, b: int) -> bool:
+    """Let two classes take each other's places in all stages, such as two machines."""
+    used_a = classes.size[a] - _unused(classes, state, a)
+    used_b = classes.size[b] - _unused(classes, state, b)
+    if used_a + used_b == 0 or used_a > classes.size[b] or used_b > classes.size[a]:
+        return False
+    for j in range(state.stages[0]):
+        count = state.counts[j, a]
+        state.counts[j, a] = state.counts[j, b]
+        state.counts[j, b] = count
+    return True
+
+
+@kernel
+def _swap_devices(classes: ClassArrays, state: LayoutState, rng_state: Words) -> bool:
+    """Exchange devices of two classes between two stages, with unused ones, or everywhere."""
     stages, num_classes = state.stages[0], state.counts.shape[1]
-    i, j = next_below(rng_state, stages), next_below(rng_state, stages)
     a, b = next_below(rng_state, num_classes), next_below(rng_state, num_classes)
+    if a == b:
+        return False
+    if next_unit(rng_state) < P_EVERYWHERE:
+        return bool(_exchange_classes(classes, state, a, b))
+    i, j = next_below(rng_state, stages), next_below(rng_state, stages + 1)
+    if j == stages:
+        max_devices = min(state.counts[i, a], _unused(classes, state, b))
+        if max_devices <= 0:
+            return False
+        k = 1 if next_unit(rng_state) < 0.5 else max_devices
+        state.counts[i, a] -= k
+        state.counts[i, b] += k
+        return True
     max_devices = min(state.counts[i, a], state.counts[j, b])
-    if i == j or a == b or max_devices == 0:
+    if i == j or max_devices == 0:
         return False
     k = 1 if next_unit(rng_state) < 0.5 else max_devices
     state.counts[i, a] -= k
@@ -339,7 +371,7 @@ def random_move(
     if draw < UP_TO_DEVICES or (draw >= UP_TO_REORDER and not layers_free):
         return bool(_move_devices(model, classes, state, rng_state))
     if draw < UP_TO_SWAP or (draw < UP_TO_LAYERS and not layers_free):
-        return bool(_swap_devices(state, rng_state))
+        return bool(_swap_devices(classes, state, rng_state))
     if draw < UP_TO_LAYERS:
         return bool(_shift_layer(state, rng_state))
     if draw < UP_TO_REORDER:

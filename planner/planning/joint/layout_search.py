@@ -92,6 +92,10 @@ TEMPERATURES = {
 """First and last temperature, relative to the estimate."""
 
 
+AnnealingRun = tuple[Layout | tuple[int, InitialLayout], InitialLayout, int]
+"""Start, kind and moves of a run."""
+
+
 @dataclass(frozen=True)
 class ScoredLayout:
     """A layout with its estimated step, in seconds or dollars."""
@@ -259,6 +263,7 @@ class LayoutSearch:
             usd_per_byte=classes.usd_per_byte,
         )
         self.optima: dict[Layout, tuple[float, InitialLayout]] = {}
+        self._filled_by_memory: dict[tuple[tuple[float, ...], bool], Filled] = {}
         # seeds of runs; within one, `_rng` and `_rng_state` are seeded again
         self._seeds = np.random.default_rng(seed)
         self._reseed(seed)
@@ -348,15 +353,14 @@ class LayoutSearch:
             restarts = max(MIN_RESTARTS, round(restart_moves / RESTART_MOVES))
             count = max(1, int(restart_moves / restarts))
             kinds_of_best = [self.best_by_stages(partial=True), self.best_by_stages(partial=False)]
-            starts: list[Layout | tuple[int, InitialLayout]] = []
+            runs: list[AnnealingRun] = []
             for k in range(restarts):
                 for stages in numbers:
                     is_nearby = bool(self._seeds.integers(2))
                     new = stages, InitialLayout.NEARBY if is_nearby else InitialLayout.SPREAD
                     best = kinds_of_best[k // 2 % 2]
-                    known = stages in best and k % 2 == 0
-                    starts.append(best[stages].layout if known else new)
-            runs = [(start, InitialLayout.FIXED_RESTART, count) for start in starts]
+                    start = best[stages].layout if stages in best and k % 2 == 0 else new
+                    runs.append((start, InitialLayout.FIXED_RESTART, count))
             self._anneal_all(run, runs, pool)
 
     def _search_counts(
@@ -374,7 +378,7 @@ class LayoutSearch:
     def _anneal_all(
         self,
         run: SearchRun,
-        runs: Sequence[tuple[Layout | tuple[int, InitialLayout], InitialLayout, int]],
+        runs: Sequence[AnnealingRun],
         pool: WorkerPool,
     ) -> None:
         """Record the best layout of every run, until the stopping criterion is met."""
@@ -434,17 +438,10 @@ class LayoutSearch:
     def moves_in(self, seconds: float) -> float:
         """Approximate number of moves in a time on this machine, without compilation."""
         state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
-        self._anneal_chunk(
-            state, self._reset_best(state), 1, *TEMPERATURES[InitialLayout.NEARBY], True
-        )
+        temperatures = TEMPERATURES[InitialLayout.NEARBY]
+        self._anneal_chunk(state, self._reset_best(state), 1, *temperatures, True)
         began = time.perf_counter()
-        self._anneal_chunk(
-            state,
-            self._reset_best(state),
-            CHUNK,
-            *TEMPERATURES[InitialLayout.NEARBY],
-            True,
-        )
+        self._anneal_chunk(state, self._reset_best(state), CHUNK, *temperatures, True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
     def neighbours(
@@ -553,8 +550,8 @@ class LayoutSearch:
         NEARBY cuts a chain of nearby devices into stages of equal size. SPREAD assigns the
         devices of each class to the stages in turn, so that each class forms pipelines, as
         consecutive ranks do. If memory is too small, classes with little memory and those that
-        cannot aggregate are left out one by one; the last resort fills the devices with the most
-        memory evenly.
+        cannot aggregate are left out one by one; the last resort is a subset of nearby classes, or
+        the devices with the most memory, filled evenly.
         """
         if kind is InitialLayout.NEARBY_SUBSET:
             return self._best_subset(stages)
@@ -573,19 +570,49 @@ class LayoutSearch:
             first_state = first_state or state
             if self._estimate(state) < math.inf:
                 return state
+        if self._rng.integers(2):
+            state = self._best_subset(stages)
+            if self._estimate(state) < math.inf:
+                return state
         return self._fill_memory(stages)
+
+    def _refill(self, state: LayoutState) -> None:
+        """Give each stage layers in proportion to its memory, if the model fits that way."""
+        if self.constraints.layers is not None:
+            return
+        stages = int(state.stages[0])
+        smallest = [
+            float(self.classes.memory_bytes[np.flatnonzero(row)].min())
+            for row in state.counts[:stages]
+        ]
+        filled = self._filled(tuple(smallest))
+        if filled.share <= 1.0:
+            state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
 
     def _fill_memory(self, stages: int) -> LayoutState:
         """The stages of `tightest`; all other devices are left out."""
-        filled, classes = self.tightest(stages)
+        filled, groups = self.tightest(stages)
         state = self._empty_state()
         state.stages[0] = stages
-        state.counts[range(stages), classes] = 1
+        for j, classes in enumerate(groups):
+            np.add.at(state.counts[j], classes, 1)
         state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
         return state
 
-    def tightest(self, stages: int) -> tuple[Filled, list[int]]:
-        """The devices with the most memory, one per stage, all filled to the same fraction.
+    def _filled(self, memory: tuple[float, ...], *, any_order: bool = False) -> Filled:
+        """Stages on devices of these sizes, all filled to the same fraction."""
+        key = memory, any_order
+        if key not in self._filled_by_memory:
+            recomputed: list[int | None] = self.model.recompute[: len(memory)].tolist()
+            if self.model.recompute_free:
+                recomputed = [None] * len(memory)
+            self._filled_by_memory[key] = evenly_filled(
+                self.workload, memory, recomputed, self.constraints.layers, any_order=any_order
+            )
+        return self._filled_by_memory[key]
+
+    def tightest(self, stages: int) -> tuple[Filled, list[list[int]]]:
+        """The devices with the most memory, as few per stage as may be, all evenly filled.
 
         In the order of a chain of nearby devices. If the model does not fit that way, in the best
         order or, if there are too many, with the two largest devices at the ends for embedding and
@@ -593,38 +620,41 @@ class LayoutSearch:
 
         Returns
         -------
-        tuple[Filled, list[int]]
-            Stages, and the device class of each.
+        tuple[Filled, list[list[int]]]
+            Stages, with the memory of their smallest devices, and the device classes of each.
         """
         chain = self._nearest_chain(int(np.argmax(self.classes.memory_bytes)))
         chained_devices = np.repeat(chain, self.classes.size[chain])
-        largest = np.argsort(-self.classes.memory_bytes[chained_devices], kind="stable")[:stages]
-        in_chain_order = chained_devices[np.sort(largest)].tolist()
-        recomputed = self.model.recompute[:stages].tolist()
-        if self.model.recompute_free:
-            recomputed = [None] * stages
-        memory, layers = self.classes.memory_bytes, self.constraints.layers
+        each, memory = int(self.model.min_devices), self.classes.memory_bytes
+        by_memory = np.argsort(-memory[chained_devices], kind="stable")[: stages * each]
+        positions = by_memory.reshape(stages, each)
+        largest: list[list[int]] = chained_devices[positions].tolist()
+        in_chain_order = [largest[k] for k in np.argsort(positions[:, 0])]
 
-        def filled(classes: list[int], any_order: bool = False) -> Filled:
-            each = memory[classes].tolist()
-            return evenly_filled(self.workload, each, recomputed, layers, any_order=any_order)
+        def sizes(groups: list[list[int]]) -> tuple[float, ...]:
+            return tuple(float(memory[classes].min()) for classes in groups)
 
-        if layers is not None:
+        def filled(groups: list[list[int]], any_order: bool = False) -> Filled:
+            return self._filled(sizes(groups), any_order=any_order)
+
+        if self.constraints.layers is not None:
             needs = [costs.need_bytes(1) for costs in filled(in_chain_order).costs(self.workload)]
-            by_need = np.empty(stages, dtype=np.int64)
-            by_need[np.argsort(needs, kind="stable")[::-1]] = chained_devices[largest]
-            return filled(by_need.tolist()), by_need.tolist()
+            by_need = dict(
+                zip(np.argsort(needs, kind="stable")[::-1].tolist(), largest, strict=True)
+            )
+            groups = [by_need[j] for j in range(stages)]
+            return filled(groups), groups
         options = [(filled(in_chain_order), in_chain_order)]
-        if options[0][0].share > 1 and orders_of(memory[in_chain_order]) <= MAX_ORDERS:
+        if options[0][0].share > 1 and orders_of(sizes(in_chain_order)) <= MAX_ORDERS:
             better = filled(in_chain_order, any_order=True)
             remaining = list(in_chain_order)
             order = []
             for have in better.memory:
-                order.append(next(c for c in remaining if memory[c] == have))
+                order.append(next(group for group in remaining if sizes([group])[0] == have))
                 remaining.remove(order[-1])
             options.append((better, order))
         elif options[0][0].share > 1:
-            first, *others = chained_devices[largest].tolist()
+            first, *others = largest
             ends = [first, *sorted(others[1:], key=in_chain_order.index), *others[:1]]
             options.append((filled(ends), ends))
         return min(options, key=lambda option: option[0].share)
@@ -634,6 +664,9 @@ class LayoutSearch:
         count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
         subsets = (self._subset(self._nearest_chain(), stages) for _ in range(count))
         states = [self._cut_chain(chain, stages, spread=False) for chain in subsets]
+        for state in states:
+            if self._estimate(state) == math.inf:
+                self._refill(state)
         return min(states, key=self._estimate)
 
     def _subset(self, chain: Ints, stages: int) -> Ints:
