@@ -62,7 +62,7 @@ P_HALVE = 0.2
 DISTANCE_NOISE = 0.2
 """Largest relative random increase of distances in a split: classes at equal distance get a random
 order."""
-P_EVERYWHERE = 0.2
+P_EVERYWHERE = 0.05
 """Probability that a swap exchanges two classes in all stages."""
 P_WITH_LAYERS = 0.5
 """Probability that devices or stages that move take layers along."""
