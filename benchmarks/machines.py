@@ -190,7 +190,7 @@ def row(instance: Instance, degree: int | Literal["auto"], effort: float, seed: 
     text = " | ".join("none" if value is None else f"{value:.2f}" for value in figures)
     times = "none" if ratio is None else f"{ratio:.3f}"
     invalid = f" INVALID {problems[0]}" if problems else ""
-    words = degree if isinstance(chosen, int) else mix_words(chosen).split(": ")[1]
+    words = degree if isinstance(chosen, int) else mix_words(cluster, chosen).split(": ")[1]
     return f"| {instance.name} | {words} | {shape} | {text} | {times} |{invalid}"
 
 

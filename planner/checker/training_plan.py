@@ -62,17 +62,27 @@ def _same_cluster(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
 
     FLOP/s of workers are compared up to rounding.
     """
-    if plan.workload.tensor_parallel > 1:
-        workers = workers_of_plan(plan, cluster)
-        if workers is None:
-            yield Violation(
-                "tensor parallel",
-                "workload.tensor_parallel",
-                f"no machine of the cluster has {plan.workload.tensor_parallel} GPUs with known "
-                "links; plan again for this cluster",
-            )
+    if plan.workload.tensor_parallel == 1:
+        yield from _same_devices(plan, cluster)
+        return
+    found: list[Violation] = []
+    for workers in workers_of_plan(plan, cluster):
+        violations = list(_same_devices(plan, workers))
+        if not violations:
             return
-        cluster = workers
+        found = found or violations
+    yield from found or [
+        Violation(
+            "tensor parallel",
+            "workload.tensor_parallel",
+            f"no machine of the cluster has {plan.workload.tensor_parallel} GPUs with known links; "
+            "plan again for this cluster",
+        )
+    ]
+
+
+def _same_devices(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
+    """As `_same_cluster`, with workers in place of GPUs."""
     plan_cluster, names = plan.cluster, plan.cluster.network.ids
     index_of = {name: d for d, name in enumerate(cluster.network.ids)}
     other = Violation(

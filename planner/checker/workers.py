@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice, product
 from typing import Any
 
 import numpy as np
@@ -17,26 +17,45 @@ from planner.network.network import Network
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
+MAX_GUESSES = 64
+"""Numbers of GPUs of machines without a part in the plan that are tried."""
 
-def workers_of_plan(plan: TrainingPlan, cluster: Cluster) -> Cluster | None:
-    """Cluster of the workers that a plan with tensor parallelism was made for; None without any.
 
-    Of machines without a part in the plan, their workers' names decide how many GPUs each has.
+def workers_of_plan(plan: TrainingPlan, cluster: Cluster) -> Iterator[Cluster]:
+    """Clusters of the workers that a plan with tensor parallelism may have been made for.
+
+    Of machines without a part in the plan, their workers' names decide how many GPUs each has, of
+    which several numbers may be possible.
     """
-    own = plan.cluster.devices
+    own, arch = plan.cluster.devices, plan.workload.architecture
     if own.gpu_counts is None:
-        return worker_cluster(cluster, plan.workload)
-    counts = zip(own.machines or (), np.asarray(own.gpu_counts).tolist(), strict=False)
-    of_machine = {machine: count for machine, count in counts if machine}
-    machines = Counter(cluster.devices.machines or ())
-    for machine in machines.keys() - {"", *of_machine}:
-        for count in range(1, machines[machine] + 1):
-            of_machine[machine] = count
-            workers = _members(cluster, of_machine)
-            here = [name for name, gpus in workers if _machine(cluster, gpus[0]) == machine]
-            if set(here) <= set(plan.left_out):
-                break
-    return worker_cluster(cluster, plan.workload, of_machine)
+        found = worker_cluster(cluster, plan.workload)
+        yield from () if found is None else (found,)
+        return
+    computes = np.asarray(own.can_compute).tolist()
+    rows = zip(own.machines or (), np.asarray(own.gpu_counts).tolist(), computes, strict=False)
+    of_machine = {machine: count for machine, count, can in rows if machine and can}
+    sizes = Counter(cluster.devices.machines or ())
+    idle = sorted(sizes.keys() - {"", *of_machine})
+    options = []
+    for machine in idle:
+        counts = [
+            count
+            for count in range(1, min(sizes[machine], plan.workload.tensor_parallel) + 1)
+            if count == 1 or (arch is not None and arch.splits_into(count))
+            if all(
+                name in plan.left_out
+                for name, gpus in _members(cluster, of_machine | {machine: count})
+                if _machine(cluster, gpus[0]) == machine
+            )
+        ]
+        options.append(counts or [1])
+    for guess in islice(product(*options), MAX_GUESSES):
+        found = worker_cluster(
+            cluster, plan.workload, of_machine | dict(zip(idle, guess, strict=True))
+        )
+        if found is not None:
+            yield found
 
 
 def worker_cluster(

@@ -382,6 +382,11 @@ def _number_or_auto(text: str) -> int | str:
 def _gpus_per_worker(text: str) -> int | str | dict[str, int]:
     """Parse a number, or numbers by machine."""
     if "=" not in text:
+        if text != "auto" and not text.lstrip("+-").isdecimal():
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number, numbers by machine such as a=2,b=4, or auto, found "
+                f"{text!r}"
+            )
         return _number_or_auto(text)
     by_machine: dict[str, int] = {}
     for part in text.split(","):
@@ -478,6 +483,7 @@ def run(args: argparse.Namespace) -> int:
     require_outputs(vars(args), _outputs(args))
     time_left = TimeLeft(args.seconds, args.began)
     request = _request(args)
+    asks_precision = args.precision is not None
     cluster, workload = problem_of(args)
     require_prices(args, cluster)
     usual = OuterOptimizer()
@@ -520,9 +526,10 @@ def run(args: argparse.Namespace) -> int:
     )
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
-    if best_plan.workload.precision.scales_loss and _needs_no_fp16(cluster, best_plan):
+    scales_loss = best_plan.workload.precision.scales_loss
+    if scales_loss and not asks_precision and _needs_no_fp16(cluster, best_plan):
         data["notes"].append(
-            "Only GPUs that the plan leaves out have no bf16: with can_compute no for them in the "
+            "The plan leaves out the only GPUs without bf16: with can_compute no for them in the "
             "devices file, training may use bf16 instead of fp16, without loss scaling."
         )
     if unused := unused_gpus(cluster, request.tensor_parallel):

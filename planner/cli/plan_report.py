@@ -160,14 +160,17 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             f"{plan.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "
             f"token uses {active_parameters(arch) / 1e9:.4g} billion."
         )
-    if (degree := plan.workload.tensor_parallel) > 1:
-        counts = sorted({plan.gpu_counts[d] for d in plan.stage_of})
+    degree, counts = (
+        plan.workload.tensor_parallel,
+        sorted({plan.gpu_counts[d] for d in plan.stage_of}),
+    )
+    if counts[-1] > 1:
         yield (
             f"Each device of the plan is a worker of {_or(counts)} GPUs of a machine, which split "
             f"the stage's matrices (tensor parallelism){_gpu_links(plan)}. Bounds are for such "
             "workers."
         )
-        if plan.cluster.devices.gpu_counts is not None:
+        if counts != [degree]:
             ids = plan.cluster.network.ids
             devices = {
                 n: [ids[d] for d in plan.stage_of if plan.gpu_counts[d] == n] for n in counts
@@ -238,7 +241,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         facts += [f"{len(names)} {consequence}"] * bool(names)
     where = f" on {data['network']}" if data["network"] else ""
     devices = counted(data["devices"], "device")
-    if data["tensor_parallel"] > 1:
+    if max(data["gpu_counts"]) > 1:
         devices = f"{counted(data['devices'], 'worker')} of {_or(data['gpu_counts'])} GPUs"
     title = f"{data['workload']}{where}: {devices}, {', '.join(facts)}"
     undone = [f"not {item}" for item in data["not_done"]]

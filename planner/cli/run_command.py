@@ -111,7 +111,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     if not _on_gpus(config.device):
         require_memory(plan, workload)
         if warning := busy_warning():
-            _warn(f"planner run: {warning}")
+            _warn(f"planner run: warning: {warning}")
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = config.calibrate or Path(folder) / "calibration.json"

@@ -147,7 +147,7 @@ def emulate(
 ) -> Emulation:
     """Run a plan on its emulated network and compare it with the prediction."""
     if warning := busy_warning():
-        report_line(warning)
+        report_line(f"warning: {warning}")
     prediction = None if settings.real_compute else predict(plan)
     links = links_of(plan.cluster, settings.speed, settings.shrink, settings.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:

@@ -57,14 +57,15 @@ def best_of(
     if math.isfinite(run.remaining_s):
         seconds = SCREENING_TIME_SHARE * run.remaining_s / (len(choices) + most_variations)
         screening = stop.portion(SCREENING_SHARE, seconds)
+    interrupted = False
     screened: dict[int, Result[TrainingPlan]] = {}
     refused: dict[int, ProblemError | NetworkError] = {}
 
     def is_over() -> bool:
         """Whether a limit is reached, or Ctrl-C has ended the last search."""
-        last = next(reversed(screened.values()), None)
-        interrupted = last is not None and INTERRUPTED in last.stop_reason
-        return interrupted or run.check() is not None
+        newest = next(reversed(screened.values()), None)
+        stopped = newest is not None and INTERRUPTED in newest.stop_reason
+        return interrupted or stopped or run.check() is not None
 
     def best_screened() -> int:
         every_screened = sorted(screened)
@@ -86,6 +87,7 @@ def best_of(
         except KeyboardInterrupt:
             if not screened:
                 raise
+            interrupted = True
             break
         if screened and is_over():
             break
@@ -95,7 +97,10 @@ def best_of(
     taken, best = every[best_choice].words, screened[best_choice]
     if not is_over():
         limit = stop.portion(1.0, run.remaining_s)
-        refined = plan_with(every[best_choice].fields, limit, True)
+        try:
+            refined = plan_with(every[best_choice].fields, limit, True)
+        except (*REFUSALS, KeyboardInterrupt):
+            refined = best
         best = replace(min(refined, best, key=objective_or_inf), baselines=refined.baselines)
     if best.plan is None:
         return best

@@ -44,7 +44,7 @@ from planner.planning.straight.placement import (
     reason_when_slower,
 )
 from planner.planning.straight.plan_aware_stop import PlanAwareStop
-from planner.planning.workers import degrees, kinds_of_machines, mix_words
+from planner.planning.workers import degrees, is_mix, kinds_of_machines, mix_words
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
 from planner.search.certificate import Certificate
@@ -63,6 +63,8 @@ from planner.training_plan.validation import contradictions
 from planner.utils.text import counted
 from planner.workload.workload import Workload
 
+MAX_KINDS = 4
+"""Kinds of machines whose number of GPUs per worker is varied, the fastest ones."""
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
@@ -113,7 +115,7 @@ def plan(
         - partial paths: for every placement with these stage sizes and layers; None with a
           calibration.
 
-        With tensor parallelism all of this is about workers of as many GPUs as the plan's, with
+        With tensor parallelism all of this is about workers of the same numbers of GPUs, with
         optimizer shards about plans that hold as much of the optimizer state on a device.
 
     Raises
@@ -193,7 +195,11 @@ def _with_best_number(
             number = {m: max(t for t in few if t <= number) for names, few in kinds for m in names}
         names, options = kinds[k - 1] if k else ([], [0])
         changed = [number | dict.fromkeys(names, t) for t in options]
-        return [Choice({"tensor_parallel": mix}, mix_words(mix)) for mix in changed]
+        return [
+            Choice({"tensor_parallel": mix}, mix_words(cluster, mix))
+            for mix in changed
+            if is_mix(cluster, mix)
+        ]
 
     return best_of(
         [
@@ -202,8 +208,8 @@ def _with_best_number(
         ],
         stop,
         plan_with,
-        [partial(mixes, k=k) for k in range(len(kinds) + 1) if kinds],
-        sum(len(options) for _, options in kinds),
+        [partial(mixes, k=k) for k in range(len(kinds[:MAX_KINDS]) + 1) if kinds],
+        1 + sum(len(options) for _, options in kinds[:MAX_KINDS]),
     )
 
 

@@ -27,9 +27,9 @@ def degrees(cluster: Cluster, workload: Workload) -> list[int]:
 
 
 def kinds_of_machines(cluster: Cluster, workload: Workload) -> list[tuple[list[str], list[int]]]:
-    """Machines of several equal GPUs each, and the degrees of each kind, the fastest kind first.
+    """Machines of several GPUs that are nearly equal, and the degrees of each kind.
 
-    Empty if all devices are machines of one kind.
+    The fastest kind is first. Empty if all devices are machines of one kind.
     """
     devices, possible = cluster.devices, degrees(cluster, workload)
     columns = (
@@ -39,7 +39,10 @@ def kinds_of_machines(cluster: Cluster, workload: Workload) -> list[tuple[list[s
     kinds: dict[tuple[Any, ...], list[str]] = {}
     gpu_flops: dict[tuple[Any, ...], float] = {}
     for (_, machine), gpus in _machines(cluster).items():
-        kind = tuple(None if x is None else tuple(np.asarray(x)[gpus].tolist()) for x in columns)
+        kind = tuple(
+            None if x is None else tuple(_rounded(value) for value in np.asarray(x)[gpus].tolist())
+            for x in columns
+        )
         kinds.setdefault(kind, []).append(machine)
         gpu_flops[kind] = gpu_flops.get(kind, 0.0) + float(cluster.flops[gpus].sum())
     if len(kinds) == 1:
@@ -51,10 +54,20 @@ def kinds_of_machines(cluster: Cluster, workload: Workload) -> list[tuple[list[s
     ]
 
 
-def mix_words(mix: Mapping[str, int]) -> str:
+def _rounded(value: float | str) -> str:
+    """A measured figure to two digits."""
+    return value if isinstance(value, str) else f"{value:.2g}"
+
+
+def is_mix(cluster: Cluster, degree: Mapping[str, int]) -> bool:
+    """Whether workers have different numbers of GPUs."""
+    return len(set(_degree_of_machines(_machines(cluster), degree).values())) > 1
+
+
+def mix_words(cluster: Cluster, mix: Mapping[str, int]) -> str:
     """Numbers of GPUs per worker and the machines that have them, in words."""
     by_number: dict[int, list[str]] = {}
-    for machine, number in mix.items():
+    for (_, machine), number in _degree_of_machines(_machines(cluster), mix).items():
         by_number.setdefault(number, []).append(machine)
     each = [f"{number} in {joined(names)}" for number, names in sorted(by_number.items())]
     return f"GPUs a worker: {'; '.join(each)}"
@@ -260,4 +273,5 @@ def _worker_devices(
         machines=of_first(devices.machines),
         gpu_link_bytes_per_s=np.asarray(devices.gpu_link_bytes_per_s)[first],
         gpu_link_latency_s=np.asarray(devices.gpu_link_latency_s)[first],
+        gpu_counts=None,
     )

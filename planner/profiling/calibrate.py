@@ -79,7 +79,7 @@ def calibrate(
     """
     rank = ranks.rank
     # each GPU of a worker has a process of its own
-    processes = plan.gpu_counts[rank]
+    processes = max(plan.gpu_counts)
     places = _places(ranks, device, processes)
     turns = _turns(places)
     own: dict[str, Any] | None = None

@@ -19,6 +19,6 @@ def busy_warning() -> str:
     if load <= MAX_BUSY * cores():
         return ""
     return (
-        f"warning: the load average is {load:.1f} on {cores()} processors already, so ranks will "
+        f"the load average is {load:.1f} on {cores()} processors already, so ranks will "
         "wait for them; end other work first"
     )

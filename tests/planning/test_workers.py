@@ -280,7 +280,7 @@ def test_a_mixed_plan_is_verified_against_the_gpus(left_out: tuple[str, ...]) ->
     plan = plan.replace(left_out=left_out, certificates={})
     assert pl.check(plan, cluster) == []
     (violation,) = pl.check(plan, machines_of([4, 2, 2, 2], **limits))
-    assert violation.where == "assignment.left_out" and "'m3'" in violation.message
+    assert violation.where == "assignment.left_out" and "'m3/8'" in violation.message
     devices = plan.cluster.devices
     assert devices.gpu_counts is not None
     for counts in ([2, *np.asarray(devices.gpu_counts)[1:]], None):
@@ -356,3 +356,49 @@ def test_a_degree_without_machines() -> None:
     cluster = machines_of([4, 4], gpu_link_bytes_per_s=None)
     with pytest.raises(pl.ProblemError, match="links between the GPUs of a machine are unknown"):
         pl.plan(cluster, tiny_workload(), tensor_parallel=2, stop=pl.MaxIterations(1))
+
+
+def test_left_out_machines_whose_workers_names_are_ambiguous() -> None:
+    """A machine of four has one worker of three or of four GPUs, and an aggregator beside them."""
+    cluster = machines_of([1, 4], flops=[1e13] + [1e9] * 4)
+    plan = pl.plan(cluster, tiny_workload(), tensor_parallel={"m1": 4}, stop=pl.Effort(0.1)).plan
+    assert plan is not None and plan.left_out == ("m1",)
+    assert pl.check(plan, cluster) == []
+    cluster = machines_of([3, 1, 1], 20, can_compute=[True, True, False, True, True])
+    plan = pl.plan(
+        cluster, tiny_workload(), tensor_parallel={"m0": 2}, stages=3, stop=pl.Effort(0.1)
+    ).plan
+    assert plan is not None and pl.check(plan, cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "fields"),
+    [
+        ([2], {}, {"optimizer_shards": 2}),
+        ([4], {}, {"stages": 4, "wiring": "flow", "recompute": [3]}),
+        ([2, 2], {"gpu_link_bytes_per_s": None, "gpu_link_latency_s": None}, {}),
+    ],
+)
+def test_what_does_not_fit_is_refused_for_its_memory(
+    sizes: list[int], changes: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """Also where workers of several GPUs are too few, or their links are unknown."""
+    cluster = machines_of(sizes, memory_bytes=1e4, **changes)
+    with pytest.raises(ProblemError, match="no layout fits the devices' memory"):
+        pl.plan(cluster, tiny_workload(), stop=pl.Effort(0.05), **fields)
+
+
+def test_auto_tries_no_mix_twice_and_few_of_many_kinds() -> None:
+    """Of machines that all have the number there is no mix; links differ by what is measured."""
+    best = pl.plan(
+        machines_of([2, 2], flops=[1e12, 1e12, 3e12, 3e12]),
+        tiny_workload(),
+        tensor_parallel="auto",
+        stop=pl.Effort(0.1),
+    )
+    assert best.plan is not None
+    words = [a.instead for a in best.plan.alternatives] + [best.plan.alternatives[0].taken]
+    assert not any("2 in m0, m1" in text or "1 in m0, m1" in text for text in words)
+    links = [5e9 * (1 + 1e-4 * d) for d in range(8)]
+    nearly = machines_of([4, 4], gpu_link_bytes_per_s=links)
+    assert kinds_of_machines(nearly, tiny_workload()) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.layer_split import Filled, evenly_filled
@@ -92,12 +94,16 @@ def _with_parts(layouts: LayoutSearch, problem: PlanningProblem) -> Iterator[str
     workload, request = problem.workload, problem.request
 
     def fits(classes: DeviceClasses, workload: Workload) -> bool:
-        parts = LayoutSearch(classes, workload, constraints=layouts.constraints)
+        each = workload.optimizer_shards * request.optimizer_copies
         fixed = layouts.constraints.stages
+        if int(classes.size.sum()) < each * (fixed or 1):
+            return False
+        parts = LayoutSearch(classes, workload, constraints=layouts.constraints)
         numbers = range(1, parts.max_stages + 1) if fixed is None else [fixed]
-        return any(parts.tightest(s)[0].share <= 1 for s in numbers if s <= parts.max_stages)
+        return any(parts.tightest(s)[0].share <= 1 for s in numbers)
 
-    if workload.tensor_parallel == 1:
+    links_known = problem.cluster.devices.gpu_link_bytes_per_s is not None
+    if workload.tensor_parallel == 1 and links_known:
         workers = (
             tensor_parallel_workers(problem.cluster, workload, t)
             for t in degrees(problem.cluster, workload)[1:]
@@ -112,8 +118,8 @@ def _with_parts(layouts: LayoutSearch, problem: PlanningProblem) -> Iterator[str
             shared = workload.replace(optimizer_shards=shards)
         except ValueError:
             return  # not with this request
-        needed = shards * request.optimizer_copies
-        if needed <= len(problem.cluster) and fits(layouts.classes, shared):
+        all_own = np.asarray(problem.cluster.devices.can_aggregate).all()
+        if all_own and fits(layouts.classes, shared):
             yield f"another number of optimizer shards (--optimizer-shards {shards})"
             return
 
