@@ -110,7 +110,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ),
         (
             {"routing": Routing(0.2)},
-            "routing sets how devices .* wiring 'stochastic', found wiring None",
+            "smoothing is 0.2 and told is 'answer', which are for wiring 'stochastic'",
         ),
         ({"wiring": "flow", "pipelines": 2}, "pipelines is 2, which only straight pipelines"),
         ({"wiring": "flow", "stages": 2, "recompute": [2]}, "recompute names stage 2"),
