@@ -36,21 +36,17 @@ def workers_of_plan(plan: TrainingPlan, cluster: Cluster) -> Iterator[Cluster]:
     rows = zip(own.machines or (), np.asarray(own.gpu_counts).tolist(), computes, strict=False)
     of_machine = {machine: count for machine, count, can in rows if machine and can}
     sizes = Counter(cluster.devices.machines or ())
-    idle = sorted(sizes.keys() - {"", *of_machine})
-    options = []
-    for machine in idle:
-        counts = [
-            count
-            for count in range(1, min(sizes[machine], plan.workload.tensor_parallel) + 1)
-            if count == 1 or (arch is not None and arch.splits_into(count))
-            if all(
-                name in plan.left_out
-                for name, gpus in _members(cluster, of_machine | {machine: count})
-                if _machine(cluster, gpus[0]) == machine
-            )
-        ]
-        options.append(counts or [1])
-    for guess in islice(product(*options), MAX_GUESSES):
+    idle, left_out = sorted(sizes.keys() - {"", *of_machine}), set(plan.left_out)
+    options: dict[str, list[int]] = {machine: [] for machine in idle}
+    for count in range(1, plan.workload.tensor_parallel + 1):
+        if count > 1 and (arch is None or not arch.splits_into(count)):
+            continue
+        members = _members(cluster, of_machine | dict.fromkeys(idle, count))
+        in_plan = {_machine(cluster, gpus[0]) for gpus, name in members if name not in left_out}
+        for machine in idle:
+            if machine not in in_plan and sizes[machine] >= count:
+                options[machine].append(count)
+    for guess in islice(product(*(counts or [1] for counts in options.values())), MAX_GUESSES):
         found = worker_cluster(
             cluster, plan.workload, of_machine | dict(zip(idle, guess, strict=True))
         )
@@ -68,12 +64,7 @@ def worker_cluster(
     four times in F of a layer, six times in B, twice for the embedding and twice for the head.
     """
     d, computes = cluster.devices, np.asarray(cluster.devices.can_compute).tolist()
-    found = [
-        (gpus, name)
-        for name, gpus in _members(
-            cluster, workload.tensor_parallel if of_machine is None else of_machine
-        )
-    ]
+    found = _members(cluster, workload.tensor_parallel if of_machine is None else of_machine)
     if not found or d.gpu_link_bytes_per_s is None or d.gpu_link_latency_s is None:
         return None
     found += [([k], cluster.network.ids[k]) for k, can in enumerate(computes) if not can]
@@ -147,8 +138,8 @@ def worker_cluster(
     return Cluster(network, devices)
 
 
-def _members(cluster: Cluster, size: int | Mapping[str, int]) -> list[tuple[str, list[int]]]:
-    """Workers: the next GPUs of a machine, as many as asked for, one where a mapping has none."""
+def _members(cluster: Cluster, size: int | Mapping[str, int]) -> list[tuple[list[int], str]]:
+    """Workers and their names: the next GPUs of a machine, one where a mapping has no number."""
     ids, computes = cluster.network.ids, np.asarray(cluster.devices.can_compute).tolist()
     # a device of no machine may be called as one
     places = [(m, "") if (m := _machine(cluster, k)) else ("", ids[k]) for k in range(len(ids))]
@@ -157,16 +148,16 @@ def _members(cluster: Cluster, size: int | Mapping[str, int]) -> list[tuple[str,
         return size if isinstance(size, int) else size.get(place[0], 1)
 
     kept = {ids[k] for k, can in enumerate(computes) if not can or asked(places[k]) == 1}
-    workers: list[tuple[str, list[int]]] = []
+    workers: list[tuple[list[int], str]] = []
     by_place = sorted((k for k, can in enumerate(computes) if can), key=lambda k: (places[k], k))
     for place, group in groupby(by_place, key=lambda k: places[k]):
         gpus, t, machine = list(group), asked(place), place[0] or place[1]
         if t == 1:
-            workers += [(ids[k], [k]) for k in gpus]
+            workers += [([k], ids[k]) for k in gpus]
             continue
         parts = [gpus[k : k + t] for k in range(0, len(gpus) - t + 1, t)]
         single = len(parts) == 1 and machine not in kept
-        workers += [(machine if single else f"{machine}/w{k}", p) for k, p in enumerate(parts)]
+        workers += [(p, machine if single else f"{machine}/w{k}") for k, p in enumerate(parts)]
     return workers
 
 

@@ -234,8 +234,8 @@ def test_machines_with_different_numbers_of_gpus_per_worker() -> None:
     assert workers.memory_bytes.tolist() == [4e9, 1e9, 1e9, 1e9, 2e9]
     assert workload.tensor_parallel == 4
     for d, degree in ((0, 4), (4, 2)):
-        alike, _ = tensor_parallel_workers(cluster, tiny_workload(), degree)
-        assert workers.flops[d] == alike.flops[alike.network.index_of(workers.network.ids[d])]
+        equal, _ = tensor_parallel_workers(cluster, tiny_workload(), degree)
+        assert workers.flops[d] == equal.flops[equal.network.index_of(workers.network.ids[d])]
     assert workers.flops[1] == 1e12
     same, workload = tensor_parallel_workers(cluster, tiny_workload(), {"m0": 1})
     assert same == cluster and workload.tensor_parallel == 1
@@ -359,7 +359,7 @@ def test_a_degree_without_machines() -> None:
 
 
 def test_left_out_machines_whose_workers_names_are_ambiguous() -> None:
-    """A machine of four has one worker of three or of four GPUs, and an aggregator beside them."""
+    """A machine of four has one worker of three or of four GPUs, and there may be an aggregator."""
     cluster = machines_of([1, 4], flops=[1e13] + [1e9] * 4)
     plan = pl.plan(cluster, tiny_workload(), tensor_parallel={"m1": 4}, stop=pl.Effort(0.1)).plan
     assert plan is not None and plan.left_out == ("m1",)
