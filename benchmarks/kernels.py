@@ -46,6 +46,7 @@ from planner.bench.plan_instances import INSTANCES
 from planner.bench import paths
 from planner.planning.joint.layout_search import InitialLayout, LayoutSearch
 from planner.planning.joint.device_classes import DeviceClasses
+from planner.training_plan.choices import Head
 from planner.mapf.solve import solve_paths
 
 def counted(module, name, count):
@@ -75,7 +76,7 @@ for name in ("aws", "skyplane"):
     instance = INSTANCES[name]
     classes = DeviceClasses.of(instance.cluster(), None)
     layouts, moves = LayoutSearch(classes, instance.model()), 20_000
-    state = layouts._initial_state(8, InitialLayout.SPREAD)
+    state = layouts._initial_state((8, Head.LAST), InitialLayout.SPREAD)
     def run():
         began = time.process_time()
         layouts._anneal_chunk(state, layouts._reset_best(state), moves, 0.2, 0.003, True)

@@ -77,7 +77,7 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         for count, size in zip(plan.recompute, sizes, strict=True)
     ):
         return False
-    if plan.schedules[0].head is not Head.LAST and stages > 1:
+    if plan.schedules[0].head not in _heads(witness) and stages > 1:
         return False
     all_stages, stage_of = list(range(stages)), plan.stage_of
     if any([stage_of[d] for d in path] != all_stages for s in plan.schedules for path in s.paths):
@@ -106,6 +106,14 @@ def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         )
         for rounds in plan.averaging
     )
+
+
+def _heads(witness: Mapping[str, Any]) -> list[Head]:
+    """Ends of the pipeline that may run head and loss in the plans that the witness is about."""
+    heads = [Head(name) for name in witness.get("heads", [Head.LAST])]
+    if not heads:
+        raise ValueError("heads")
+    return heads
 
 
 def _reduces_to_owners(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
@@ -309,7 +317,7 @@ class _Splits:
         self.hierarchical = witness.get("levels") is True or self.regions > 0
         self.every_steps = plan.sync.every_steps
         # whether tied weights are averaged separately; older plans do not
-        splits = len(plan.stage_layers) > 1 and plan.workload.tied_parameters > 0
+        splits = plan.head_stage > 0 and plan.workload.tied_parameters > 0
         self.averages_tied_apart = self.every_steps == 1 and plan.sync.outer is None
         self.averages_tied_apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
         # H steps between two global averages count as one step
@@ -335,11 +343,14 @@ class _Splits:
         self.m = np.arange(1, len(self.flops_per_s) + 1)
         self.fastest = float(self.flops_per_s[0])
         self.totals = (float(self.flops_per_s.sum()), float(self.up.sum()), len(self.m))
-        self.stages = {
-            (a, b): _Stage(self, a, b)
-            for a in range(self.num_layers)
-            for b in range(a + 1, self.num_layers + 1)
-        }
+        self.stages_by_head = [
+            {
+                (a, b): _Stage(self, a, b, head)
+                for a in range(self.num_layers)
+                for b in range(a + 1, self.num_layers + 1)
+            }
+            for head in _heads(witness)
+        ]
 
     def forward(self, a: int, b: int) -> float:
         """Forward FLOPs of one microbatch through layers a to b - 1."""
@@ -349,13 +360,17 @@ class _Splits:
 
     def excluded(self, limit: float) -> bool:
         """Whether every split weighs more than all devices in a step of ``limit`` seconds."""
+        return all(self._excluded(limit, stages) for stages in self.stages_by_head)
+
+    def _excluded(self, limit: float, stages: Mapping[tuple[int, int], _Stage]) -> bool:
+        """As `excluded`, of plans with the head on one end of the pipeline."""
         # dynamic program over the first b layers: before the boundary stage, from it on, and with
         # stage 0 as the stage that ends the step
         upstream, downstream, whole = ([math.inf] * (self.num_layers + 1) for _ in range(3))
         upstream[0] = whole[0] = 0.0
         for b in range(1, self.num_layers + 1):
             for a in range(b):
-                stage = self.stages[a, b]
+                stage = stages[a, b]
                 after_whole = whole[a] + stage.weight(limit, Role.WHOLE_PIPELINE)
                 whole[b] = min(whole[b], after_whole)
                 after_downstream = downstream[a] + stage.weight(limit, Role.DOWNSTREAM)
@@ -371,20 +386,20 @@ class _Splits:
 class _Stage:
     """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, common: _Splits, a: int, b: int) -> None:
+    def __init__(self, common: _Splits, a: int, b: int, head: Head) -> None:
         self.common, self.first = common, a == 0
+        self.has_head = b == common.num_layers if head is Head.LAST else a == 0
         w, dev, m, samples = common.workload, common.devices, common.m, common.samples
         self.forward_flops = common.forward(a, b)
-        self.head_flops = 3 * w.head.forward_flops * samples if b == common.num_layers else 0.0
+        self.head_flops = 3 * w.head.forward_flops * samples if self.has_head else 0.0
         self.input_bytes = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
         self.output_bytes = w.layers[b - 1].output_bytes * samples if b < common.num_layers else 0.0
         owned = sum(layer.parameters for layer in w.layers[a:b])
-        owned += (w.stem.parameters if a == 0 else 0) + (
-            w.head.parameters if b == common.num_layers else 0
-        )
-        owned += w.tied_parameters if a > 0 and b == common.num_layers else 0
-        # tied weights are averaged after the stages' own parameters
-        split = common.averages_tied_apart and (a == 0) != (b == common.num_layers)
+        owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if self.has_head else 0)
+        owned += w.tied_parameters if a > 0 and self.has_head else 0
+        # tied weights on two stages are averaged after the stages' own parameters
+        apart = common.averages_tied_apart and head is Head.LAST
+        split = apart and (a == 0) != (b == common.num_layers)
         vector = (
             (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * common.wire_ratio
         )
@@ -433,7 +448,7 @@ class _Stage:
         If the stage recomputes no layers, at most half of them, more, or all.
         """
         common, w = self.common, self.common.workload
-        needs = stage_memory(w, a, b, runs_head=b == common.num_layers)
+        needs = stage_memory(w, a, b, runs_head=self.has_head)
         held = common.memory_sizes[:, None] * (1 + MEMORY_ROUNDING) - needs.state - needs.operation
         with np.errstate(divide="ignore", invalid="ignore"):
             suffices = np.floor(held / needs.saved)
@@ -511,7 +526,7 @@ class _Stage:
                 microbatches_per_device * backward_flops / common.fastest <= remaining_s - begin_s
             )
             feasible &= (
-                microbatches_per_device * backward_flops
+                microbatches_per_device * (backward_flops + self.head_flops)
                 + np.maximum(microbatches_per_device - live[0], 0) * self.forward_flops
             ) / common.fastest <= remaining_s
             feasible &= (
@@ -529,7 +544,9 @@ class _Stage:
             )
             flops_within = [
                 (
-                    common.microbatches * backward_flops + late_forwards * self.forward_flops,
+                    # a head on the first stage follows the last stage
+                    common.microbatches * (backward_flops + self.head_flops)
+                    + late_forwards * self.forward_flops,
                     remaining_s,
                 ),
                 (common.microbatches * backward_flops, remaining_s - begin_s),

@@ -46,6 +46,8 @@ class SharedLines(NamedTuple):
 class StageFlow:
     """Flow network: nodes in stages and edges between neighbouring stages.
 
+    Edges may also lead from the last stage to the first, where the head then is.
+
     Attributes
     ----------
     stage
@@ -60,7 +62,8 @@ class StageFlow:
     pair_s
         ``float[E]``: as ``busy_s`` for the edge's pairs of devices.
     delay_s
-        ``float[E]``: transfer time of activations and gradients together.
+        ``float[E]``: transfer time of activations and gradients together, and computing time of a
+        head on the first stage.
     room
         ``float[V]``: memory capacity in microbatches in flight between F and B; may be infinite.
     waiting
@@ -84,6 +87,12 @@ class StageFlow:
     lines: SharedLines | None = None
     headroom: float = 1.0
     headroom_penalty: float = 0.0
+
+    def onward_s(self, edges: Ints, remaining_s: Floats) -> Floats:
+        """Seconds from some edges on, given those from every node on."""
+        source, target = self.source[edges], self.target[edges]
+        turns = self.stage[target] <= self.stage[source]
+        return np.asarray(self.delay_s[edges] + np.where(turns, 0.0, remaining_s[target]))
 
 
 class RowKind(enum.StrEnum):
@@ -172,7 +181,7 @@ def _remaining_s(flow: StageFlow, edge_share: Floats) -> Floats:
         out = np.flatnonzero(flow.source == v)
         if len(out) == 0:
             continue
-        onward_s = flow.delay_s[out] + remaining_s[flow.target[out]]
+        onward_s = flow.onward_s(out, remaining_s)
         total = edge_share[out].sum()
         remaining_s[v] += edge_share[out] @ onward_s / total if total > 1e-12 else onward_s.min()
     return remaining_s
@@ -182,7 +191,10 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     """Build the linear program for given round trips from each node on."""
     from scipy.sparse import coo_array
 
-    nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])
+    nodes, edges = len(flow.stage), len(flow.source)
+    ends = (int(flow.stage[-1]), 0)
+    if bool((flow.stage[flow.target] < flow.stage[flow.source]).any()):
+        ends = (-1, -1)  # every stage has incoming and outgoing edges
     # columns: node shares, edge shares, the period, and the soft constraint's violation
     period = nodes + edges
     slack_column = period + 1
@@ -216,7 +228,7 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     row_of[limited] = count + np.arange(len(limited))
     # between F and B on a node, a microbatch is there or on a later node
     outgoing = np.flatnonzero(row_of[flow.source] >= 0)
-    delay_s = flow.waiting * (flow.delay_s[outgoing] + remaining_s[flow.target[outgoing]])
+    delay_s = flow.waiting * flow.onward_s(outgoing, remaining_s)
     a_ub.append((row_of[limited], limited, flow.compute_s[limited]))
     a_ub.append((row_of[flow.source[outgoing]], nodes + outgoing, delay_s))
     a_ub.append((row_of[limited], np.full(len(limited), period), -flow.room[limited]))
@@ -225,11 +237,11 @@ def _build_program(flow: StageFlow, microbatches: float, remaining_s: Floats) ->
     a_eq: list[tuple[Ints, Ints, Floats]] = []
     b_eq = np.zeros(2 * nodes + 1)
     # flow conservation: the shares of a node's outgoing and incoming edges equal its own
-    for side, row, edge in (
-        (flow.source, np.arange(nodes), last),
-        (flow.target, nodes + np.arange(nodes), 0),
+    for side, row, end in (
+        (flow.source, np.arange(nodes), ends[0]),
+        (flow.target, nodes + np.arange(nodes), ends[1]),
     ):
-        inner = np.flatnonzero(flow.stage != edge)
+        inner = np.flatnonzero(flow.stage != end)
         a_eq.append((row[inner], inner, np.full(len(inner), -1.0)))
         a_eq.append((row[side], nodes + np.arange(edges), np.ones(edges)))
     first_stage = np.flatnonzero(flow.stage == 0)

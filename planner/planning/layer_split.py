@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
+from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, least_memory_costs, stage_costs
 from planner.workload.workload import Workload
 
@@ -108,18 +109,26 @@ class Filled:
     recompute
         Per stage, how many of its first layers are recomputed; None for those with which it needs
         least memory.
+    head
+        Which stage runs head and loss.
     """
 
     share: float
     layers: tuple[tuple[int, int], ...]
     memory: tuple[float, ...]
     recompute: tuple[int | None, ...]
+    head: Head = Head.LAST
+
+    @property
+    def head_stage(self) -> int:
+        """The stage that runs head and loss."""
+        return self.head.stage(len(self.layers))
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
         """Costs of each stage."""
         return tuple(
-            _costs(workload, part, part == self.layers[-1], recomputed)
-            for part, recomputed in zip(self.layers, self.recompute, strict=True)
+            _costs(workload, part, j == self.head_stage, self.recompute[j])
+            for j, part in enumerate(self.layers)
         )
 
 
@@ -137,13 +146,14 @@ def evenly_filled(
     recompute: Sequence[int | None],
     fixed_layers: tuple[tuple[int, int], ...] | None = None,
     *,
+    head: Head = Head.LAST,
     any_order: bool = False,
 ) -> Filled:
     """Contiguous ranges that fill all devices to the same fraction, one device per stage."""
     layers, stages = len(workload.layers), len(memory)
 
     def share(j: int, have: float, start: int, stop: int) -> float:
-        costs = _costs(workload, (start, stop), j == stages - 1, recompute[j])
+        costs = _costs(workload, (start, stop), j == head.stage(stages), recompute[j])
         return costs.need_bytes(1) / max(have, 1.0)
 
     def filled(most: float) -> Cut | None:
@@ -178,7 +188,7 @@ def evenly_filled(
 
     if fixed_layers is not None:
         fullest = max(share(j, memory[j], *part) for j, part in enumerate(fixed_layers))
-        return Filled(fullest, fixed_layers, tuple(memory), tuple(recompute))
+        return Filled(fullest, fixed_layers, tuple(memory), tuple(recompute), head)
     low, high, best_cut = 0.0, 1.0, filled(1.0)
     while best_cut is None:
         low, high = high, 2 * high
@@ -190,7 +200,7 @@ def evenly_filled(
         else:
             high, best_cut = middle, better
     ends, order = best_cut
-    return Filled(high, tuple(pairwise(ends)), order, tuple(recompute))
+    return Filled(high, tuple(pairwise(ends)), order, tuple(recompute), head)
 
 
 def orders_of(memory: Sequence[float]) -> int:

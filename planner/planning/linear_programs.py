@@ -46,11 +46,6 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
             "a flow is of microbatches that visit all stages, and some of this plan skip one; plan "
             "without --path-stages"
         )
-    if plan.head_stage != stages - 1:
-        raise ProblemError(
-            "a flow ends with the head on the last stage, and this plan has it on the first; plan "
-            "with --head last"
-        )
     classes = DeviceClasses.of(plan.cluster)
     class_of = {d: c for c, members in enumerate(classes.members) for d in members}
     counts = [[0] * len(classes) for _ in range(stages)]
@@ -60,7 +55,8 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
             counts[j][class_of[d]] += 1
             first.setdefault((j, class_of[d]), d)
     recompute = plan.recompute or (0,) * stages
-    layout = Layout(tuple(map(tuple, counts)), plan.stage_layers, recompute)
+    head = plan.schedules[0].head
+    layout = Layout(tuple(map(tuple, counts)), plan.stage_layers, recompute, head)
     costs = split_costs(workload, layout.layers, plan.head_stage, recompute)
     nodes, flow = flow_of(classes, layout, costs, IN_FLIGHT)
     flow = replace(flow, room=np.where(flow.room < UNLIMITED, flow.room, np.inf))

@@ -15,7 +15,7 @@ from planner.planning.request import Objective, PlanKind, PlanRequest, ShareRule
 from planner.planning.workers import tensor_parallel_workers
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of, seed_of
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Head
 from planner.utils.text import counted
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
@@ -73,6 +73,18 @@ class PlanningProblem:
         hierarchical = request.may_be_hierarchical and has_hierarchy(self.cluster)
         several = request.group_size is not None or request.within is not None
         return not several and not hierarchical and self.workload.optimizer_shards == 1
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """Ends of the pipeline that may run head and loss in a joint search.
+
+        A head on the last stage has a copy of a matrix that it shares with the embedding. Both
+        copies are averaged in every step; devices that take steps of their own could not keep them
+        equal.
+        """
+        if self.request.head is not None or not self.workload.tied_parameters:
+            return (self.request.head_place,)
+        return (Head.FIRST,) if self.request.sync.local_steps else (Head.LAST, Head.FIRST)
 
     @property
     def aggregators_in(self) -> Cluster | None:

@@ -270,8 +270,9 @@ class PlanRequest:
     schedule
         Straight pipelines: order of operations.
     head
-        Device of a pipeline that runs head and loss: ``"last"`` or ``"first"``. Default
-        ``"last"``; partial paths always ``"first"``.
+        Stage that runs head and loss: ``"last"`` or ``"first"``. Default ``"last"``; partial paths
+        always ``"first"``. The joint search chooses if head and embedding share a matrix: on the
+        first stage there is only one copy of it.
     in_flight
         Most microbatches between forward and backward on a device, in eager 1F1B and partial
         paths; by default what its memory holds.
@@ -486,8 +487,6 @@ class PlanRequest:
 
     def _validate_operations(self) -> None:
         """Head, order of operations, and wiring."""
-        if self.kind is PlanKind.JOINT and self.head == Head.FIRST:
-            raise ProblemError(self._misplaced("head", (PlanKind.STRAIGHT,)))
         if self.kind is PlanKind.PARTIAL_PATHS and self.head == Head.LAST:
             raise ProblemError("head is 'last'; partial paths end where they start, give 'first'")
         if self.in_flight is not None and self.schedule != OperationOrder.EAGER_1F1B:

@@ -57,7 +57,7 @@ from planner.search.stop import (
     started,
 )
 from planner.search.worker_pool import Workers, require_workers
-from planner.training_plan.choices import Codec, Wiring
+from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.utils.text import counted
@@ -109,7 +109,7 @@ def plan(
         cycle of iterations. ``bound`` is a lower bound on it, or None:
 
         - joint search, and any plan with a calibration: for every plan with the head on the last
-          stage;
+          stage and, where the joint search may choose that, on the first;
         - straight pipelines: for every placement with these stages, pipelines and layers; with
           ``stages="auto"``, for all that were tried;
         - partial paths: for every placement with these stage sizes and layers; None with a
@@ -272,6 +272,7 @@ def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBo
         two_frequency=request.within is not None,
         in_copies=request.in_copies,
         measured=request.calibration is not None,
+        heads=(Head.LAST,) if request.kind is PlanKind.STRAIGHT else problem.heads,
     )
 
 

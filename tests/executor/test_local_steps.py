@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Head
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
@@ -132,6 +133,16 @@ def test_a_flow_through_unequal_stages(tmp_path: Path) -> None:
     plan = flow_plan([[1, 0, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 3, 4]).replace(sync=DILOCO)
     assert len(set(plan.schedules[0].paths)) == 2 and plan.recompute[1]
     require_equal(plan, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_flow_that_returns_to_a_tied_head(tmp_path: Path) -> None:
+    """From two devices of the last stage to two of the first."""
+    from tests.planning.test_joint_search import flow_plan
+
+    plan = flow_plan([[2, 0, 0], [0, 1, 1]], [0, 2, 4], Head.FIRST, tied=True)
+    assert len(set(plan.schedules[0].paths)) > 2 and plan.recompute[1]
+    require_equal(plan.replace(sync=DILOCO), tmp_path)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 import planner as pl
 from planner.simulator.simulator import predict
+from planner.training_plan.choices import Head
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rebuild import list_schedule
@@ -129,9 +130,21 @@ def test_losses_and_gradients_equal_a_single_process(case: str, tmp_path: Path) 
         workload=tiny_workload(kind, tied="tied" in case),
         clip=NORMS[kind] if "clipped" in case else None,
     )
+    _require_equal(plan, tmp_path, SETTINGS if "schedule" in case else {})
+
+
+def test_a_flow_that_returns_to_a_tied_head(tmp_path: Path) -> None:
+    """From two devices of the last stage to two of the first."""
+    from tests.planning.test_joint_search import flow_plan
+
+    plan = flow_plan([[2, 0, 0], [0, 1, 1]], [0, 2, 4], Head.FIRST, tied=True)
+    assert len(set(plan.schedules[0].paths)) > 2 and plan.recompute[1]
+    _require_equal(plan, tmp_path, {})
+
+
+def _require_equal(plan: TrainingPlan, folder: Path, settings: dict[str, Any]) -> None:
     ids = list(plan.cluster.network.ids)
-    settings: dict[str, Any] = SETTINGS if "schedule" in case else {}
-    ranks = execute(plan, tmp_path, ids[::-1], **settings)
+    ranks = execute(plan, folder, ids[::-1], **settings)
     losses, gradients = single(plan, **settings)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
     for rank, found in enumerate(ranks):
@@ -246,7 +259,6 @@ def skipping_and_swapping_plan() -> TrainingPlan:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.planning.straight.schedules import eagerly_ordered
     from planner.simulator.resources import LinkResources
-    from planner.training_plan.choices import Head
     from planner.training_plan.schedule import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))

@@ -108,6 +108,7 @@ def whole_plan(
     levels: bool = True,
     two_frequency: bool = False,
     measured: Calibration | None = None,
+    head: Head = Head.LAST,
 ) -> TrainingPlan | None:
     """A plan with random wiring, order and shares; None where memory does not hold it.
 
@@ -122,7 +123,7 @@ def whole_plan(
     part = cluster.subset(used)
     groups = tuple(tuple(place[d] for d in group) for group in groups)
     again = recompute or (0,) * len(groups)
-    costs = split_costs(workload, layers, len(groups) - 1, again)
+    costs = split_costs(workload, layers, head.stage(len(groups)), again)
     room = {
         d: costs[j].room(float(part.memory_bytes[d]))
         for j, group in enumerate(groups)
@@ -132,7 +133,7 @@ def whole_plan(
         return None
     count = workload.batch_samples // workload.microbatch_samples
     paths = tuple(_path(groups, b, rng) for b in range(count))
-    order = _order(paths, len(used), room, str(rng.choice(HASTE)), rng)
+    order = _order(paths, head, len(used), room, str(rng.choice(HASTE)), rng)
     if order is None:
         return None
     held = (groups, layers, again)
@@ -146,7 +147,7 @@ def whole_plan(
         else measured.compute_times(part.network.ids, workload, *held),
         assignment=AssignmentPlan.of_groups(groups),
         stage_layers=layers,
-        schedules=(Schedule("any", Head.LAST, paths, order),),
+        schedules=(Schedule("any", head, paths, order),),
         averaging=tuple(
             _on_two_clocks(part, group, rng)
             if two_frequency
@@ -211,11 +212,15 @@ def _group(members: tuple[int, ...], rng: np.random.Generator) -> AveragingGroup
 
 
 def _order(
-    paths: Groups, n: int, room: dict[int, float], haste: str, rng: np.random.Generator
+    paths: Groups, head: Head, n: int, room: dict[int, float], haste: str, rng: np.random.Generator
 ) -> tuple[tuple[Operation, ...], ...] | None:
     """Return a feasible sequence of operations and each device's part of it."""
     chains = [
-        [*(("F", d) for d in path), ("H", path[-1]), *(("B", d) for d in reversed(path))]
+        [
+            *(("F", d) for d in path),
+            ("H", path[head.stage(len(path))]),
+            *(("B", d) for d in reversed(path)),
+        ]
         for path in paths
     ]
     done, live = [0] * len(chains), [0] * n

@@ -15,6 +15,7 @@ from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.device_flow import PairSpread, device_flow
 from planner.planning.joint.layout import Layout
 from planner.planning.joint.layout_flow import flow_of
+from planner.training_plan.choices import Head
 from planner.workload.costs import split_costs
 from tests.conftest import regional_network, tiny_workload
 
@@ -28,9 +29,10 @@ COUNTS = st.lists(
     st.sampled_from([s for s in PairSpread if s is not PairSpread.PAIRED]),
     st.floats(0, 1),
     st.integers(0, 5),
+    st.sampled_from(Head),
 )
 def test_every_spread_keeps_the_flow(
-    counts: list[list[int]], name: str, narrow: float, seed: int
+    counts: list[list[int]], name: str, narrow: float, seed: int, head: Head
 ) -> None:
     """Through each device and pair of classes; no pair exceeds the busiest one."""
     spread = PairSpread(name)
@@ -38,10 +40,13 @@ def test_every_spread_keeps_the_flow(
     cluster = pl.Cluster(network, pl.Devices(10 ** (9 + 3 * narrow), 16e9))
     classes, work = DeviceClasses.of(cluster), tiny_workload()
     cuts = [round(k * 4 / len(counts)) for k in range(len(counts) + 1)]
-    layout = Layout.of(counts, cuts, [False] * len(counts))
-    costs = split_costs(work, layout.layers, len(counts) - 1, layout.recompute)
+    layout = Layout.of(counts, cuts, [False] * len(counts), head)
+    costs = split_costs(work, layout.layers, layout.head_stage, layout.recompute)
     nodes, flow = flow_of(classes, layout, costs, 2.0)
     rates = solve_flow(flow, 8)
+    # with the head on the first stage, all that leaves the last one returns there
+    back = rates.edge_share[flow.stage[flow.target] < flow.stage[flow.source]]
+    assert back.sum() == pytest.approx(float(head is Head.FIRST))
     groups = layout.groups(classes)
     node_of = nodes.by_stage(classes, groups)
     starts, edges = device_flow(node_of, nodes, flow, rates, spread)

@@ -71,20 +71,30 @@ def every_layout(
         cluster, workload = in_bf16(n, layers, count, rng, in_sites)
     workload = workload.replace(optimizer_shards=shards)
     free = joint_bound(cluster, workload, codec.wire_ratio)
+    either = joint_bound(cluster, workload, codec.wire_ratio, heads=tuple(Head))
+    first = joint_bound(cluster, workload, codec.wire_ratio, heads=(Head.FIRST,))
     kept = joint_bound(cluster, workload, codec.wire_ratio, recomputes=False)
-    lasting = long_run_bound_s(cluster, workload, codec.wire_ratio)
+    lasting = {
+        head: long_run_bound_s(cluster, workload, codec.wire_ratio, heads=(head,)) for head in Head
+    }
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     least = np.inf
     for groups, split in tried[:most]:
         again = recomputed_layers(split, rng)
-        plan = whole_plan(cluster, workload, groups, split, rng, recompute=again, codec=codec)
+        head = Head.FIRST if rng.random() < 0.3 else Head.LAST
+        plan = whole_plan(
+            cluster, workload, groups, split, rng, recompute=again, codec=codec, head=head
+        )
         if plan is None:
             continue
-        assert free is not None
         step_s = plan.predicted.step_s
-        assert free.value <= step_s * ROUNDING
-        assert lasting <= step_ends_s(plan)[-1] / 4 * ROUNDING
+        assert either is not None and either.value <= step_s * ROUNDING
+        assert lasting[head] <= step_ends_s(plan)[-1] / 4 * ROUNDING
+        if head is Head.FIRST:
+            assert first is not None and first.value <= step_s * ROUNDING
+            continue
+        assert free is not None and either.value <= free.value <= step_s * ROUNDING
         if not any(again):
             assert kept is not None and kept.value <= step_s * ROUNDING
         least = min(least, step_s / free.value)
@@ -360,17 +370,33 @@ def test_bound_is_tight_for_one_stage() -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.booleans())
-def test_checker_recomputes_the_bound(seed: int, n: int, layers: int, recomputes: bool) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.sampled_from([(Head.LAST,), (Head.FIRST,), tuple(Head)]),
+)
+def test_checker_recomputes_the_bound(
+    seed: int, n: int, layers: int, recomputes: bool, heads: tuple[Head, ...]
+) -> None:
     """For plans on any devices; a raised bound is reduced to what the witness proves."""
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 4, rng)
-    bound = joint_bound(cluster, workload, recomputes=recomputes)
+    bound = joint_bound(cluster, workload, recomputes=recomputes, heads=heads)
     tried = list(layouts(n, layers))
     groups, split = tried[int(rng.integers(len(tried)))]
-    plan = whole_plan(cluster, workload, groups, split, rng)
-    if bound is None or plan is None:
-        return
+    for head in Head:
+        plan = whole_plan(cluster, workload, groups, split, rng, head=head)
+        if bound is None or plan is None:
+            continue
+        if head not in heads and len(groups) > 1:
+            assert not proven(bound, plan)
+        else:
+            _require_recomputed(bound, plan)
+
+
+def _require_recomputed(bound: StepBound, plan: TrainingPlan) -> None:
     assert proven(bound, plan)
     again = whole_step_bound_s(bound.witness or {}, plan, bound.value * 1.01)
     assert again == pytest.approx(bound.value, rel=1e-6)

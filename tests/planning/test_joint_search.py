@@ -19,9 +19,10 @@ from planner.planning.joint.layout import Layout
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.search.stop import SearchRun
+from planner.training_plan.choices import Head
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.workload.layers import Architecture, Family
-from tests.conftest import random_network, tiny_workload
+from tests.conftest import random_network, regional_network, tiny_workload
 from tests.planning.test_layouts import model, regions
 
 
@@ -229,13 +230,15 @@ def test_devices_without_gpu_hold_no_stage() -> None:
     assert plan is not None and cluster.network.ids[1] in plan.left_out
 
 
-def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
+def flow_plan(
+    counts: list[list[int]], cuts: list[int], head: Head = Head.LAST, *, tied: bool = False
+) -> TrainingPlan:
     """Unequal stages of a tiny transformer, microbatches between all pairs of devices."""
     # so slow that computing, not the way, decides
     cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
-    work = tiny_workload(batch_samples=12)
+    work = tiny_workload(batch_samples=12, tied=tied)
     problem = PlanningProblem.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
-    layout = Layout.of(counts, cuts, [0, 1, 0][: len(counts)])
+    layout = Layout.of(counts, cuts, [0, 1, 0][: len(counts)], head)
     return plan_of(problem, DeviceClasses.of(cluster), layout)
 
 
@@ -253,6 +256,59 @@ def test_a_flow_splits_and_joins() -> None:
     assert pl.check(plan) == []
     pairs = set(plan.schedules[0].paths)
     assert len(pairs) > 2
+
+
+def homes(tied: bool = True) -> tuple[pl.Cluster, pl.Workload]:
+    """Four homes with slow uplinks, and a model with a large vocabulary."""
+    network = pl.Network(np.full((4, 4), 0.02), np.full((4, 4), 20e6 / 8))
+    devices = pl.Devices(20e12, 3.4e9, upload_bytes_per_s=20e6 / 8)
+    arch = Architecture(Family.LLAMA, 8, 1024, 16, 16, 4096, 128000, 256, tied=tied)
+    return pl.Cluster(network, devices), pl.Workload.transformer("home", arch, batch_samples=16)
+
+
+def test_a_tied_head_goes_where_it_needs_no_copy() -> None:
+    """Averaging a copy of 131 million parameters would take over a minute."""
+    cluster, work = homes()
+    best = planned(cluster, work, 1.0)
+    last = pl.plan(cluster, work, stop=pl.Effort(1.0), head="last")
+    assert best.plan is not None and last.plan is not None
+    assert best.plan.schedules[0].head is Head.FIRST and not best.plan.averages_tied
+    assert last.plan.schedules[0].head is Head.LAST
+    assert best.objective < 0.5 * last.objective
+    assert pl.check(best) == pl.check(last) == []
+    # an own head needs no copy anywhere
+    assert planned(*homes(tied=False), 0.2).plan.schedules[0].head is Head.LAST
+
+
+@pytest.mark.parametrize("within", [None, "region"])
+def test_devices_that_step_on_their_own_have_one_tied_matrix(within: str | None) -> None:
+    """Copies on two stages would diverge between outer steps."""
+    cluster = pl.Cluster(regional_network([3, 3]), pl.Devices(1e12, 1e9))
+    result = pl.plan(
+        cluster,
+        tiny_workload(batch_samples=24, tied=True),
+        stop=pl.Effort(1.0),
+        sync_every=4,
+        within=within,
+        stages=2,
+        wiring="flow",
+    )
+    assert result.plan is not None and result.plan.head_stage == 0
+    assert not result.plan.must_average_tied
+    assert pl.check(result) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "cuts"),
+    [([[2, 0, 0], [0, 1, 1]], [0, 2, 4]), ([[1, 0, 1], [1, 0, 0], [0, 1, 0]], [0, 1, 3, 4])],
+)
+def test_a_flow_returns_to_the_head(counts: list[list[int]], cuts: list[int]) -> None:
+    """On the device of the first stage where it began."""
+    plan = flow_plan(counts, cuts, Head.FIRST, tied=True)
+    assert pl.check(plan) == [] and not plan.averages_tied
+    schedule = plan.schedules[0]
+    heads = {b: d for d, row in enumerate(schedule.order) for kind, b in row if kind == "H"}
+    assert heads == {b: path[0] for b, path in enumerate(schedule.paths)}
 
 
 def test_flow_plan_round_trip(tmp_path: object) -> None:

@@ -19,7 +19,7 @@ from planner.network.network import Network
 from planner.planning.averaging.stage_averaging import adaptive_group
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_paths import interleaved_paths
-from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_averaging import one_round_s
 from planner.planning.joint.layout_estimate import _stage_memory, estimate
 from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
@@ -28,6 +28,7 @@ from planner.search.worker_pool import WorkerPool
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.resources import LinkResources
 from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Head
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
@@ -98,13 +99,13 @@ def test_memory_equals_that_of_stage_costs(seed: int) -> None:
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, work)
     cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
-    layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
+    layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3, BOTH[seed % 2])
     state = search._state_of(layout)
     for j, (a, b) in enumerate(layout.layers):
         for recomputed in range(b - a + 1):
             state.recompute[j] = recomputed
             stage_bytes, saved_bytes = _stage_memory(search.model, state, j)
-            costs = stage_costs(work, a, b, with_head=j == 2, recomputed=recomputed)
+            costs = stage_costs(work, a, b, with_head=j == layout.head_stage, recomputed=recomputed)
             assert stage_bytes == pytest.approx(costs.need_bytes(0), rel=1e-12)
             assert saved_bytes == pytest.approx(costs.saved_bytes, rel=1e-12)
 
@@ -155,7 +156,12 @@ def estimates(
     ]
 
 
-def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:
+BOTH = (Head.LAST, Head.FIRST)
+
+
+def every_layout(
+    classes: DeviceClasses, layers: int, heads: tuple[Head, ...] = (Head.LAST,)
+) -> Iterator[Layout]:
     """Return all numbers of devices of each class on each stage, with all splits."""
     for stages in range(1, layers + 1):
         rows = [range(size + 1) for size in classes.size.tolist()]
@@ -165,15 +171,18 @@ def every_layout(classes: DeviceClasses, layers: int) -> Iterator[Layout]:
             if (total > classes.size).any() or any(sum(row) == 0 for row in counts):
                 continue
             for cuts in itertools.combinations(range(1, layers), stages - 1):
-                yield Layout.of([list(c) for c in counts], [0, *cuts, layers], [False] * stages)
+                for head in heads[: 2 if stages > 1 else 1]:
+                    ends = [0, *cuts, layers]
+                    yield Layout.of([list(c) for c in counts], ends, [False] * stages, head)
 
 
+@pytest.mark.parametrize("heads", [(Head.LAST,), (Head.FIRST,), BOTH])
 @pytest.mark.parametrize("seed", range(4))
-def test_search_finds_the_lowest_estimate(seed: int) -> None:
+def test_search_finds_the_lowest_estimate(seed: int, heads: tuple[Head, ...]) -> None:
     """Three layers over two regions of two and one device."""
     classes, work = DeviceClasses.of(regions([2, 1, 1], seed, 6e7)), model(3)
-    search = LayoutSearch(classes, work, seed=seed)
-    best = min(search.scored(one).value for one in every_layout(classes, 3))
+    search = LayoutSearch(classes, work, seed=seed, constraints=Constraints(heads=heads))
+    best = min(search.scored(one).value for one in every_layout(classes, 3, heads))
     search.search(MaxIterations(10**9).start(), 60_000)
     found = search.ranked()[0]
     assert found.value == pytest.approx(best, rel=1e-9)
@@ -199,14 +208,15 @@ def test_rounds_with_given_numbers_of_stages_keep_to_them() -> None:
     """Each gets a layout, no better than the best with any number."""
     classes, work = DeviceClasses.of(regions([2, 1, 1], 1, 6e7)), model(3)
     search = LayoutSearch(classes, work, seed=3)
-    best: dict[int, float] = {}
-    for one in every_layout(classes, 3):
-        scored, stages = search.scored(one), len(one.layers)
-        best[stages] = min(best.get(stages, math.inf), scored.value)
-    search.search_fixed(MaxIterations(10**9).start(), [2, 3], 60_000, WorkerPool(1))
-    found = search.best_by_stages()
-    assert {stages: scored.value for stages, scored in found.items()} == {
-        stages: pytest.approx(best[stages], rel=1e-9) for stages in (2, 3)
+    best: dict[Outline, float] = {}
+    for one in every_layout(classes, 3, BOTH):
+        scored = search.scored(one)
+        best[one.outline] = min(best.get(one.outline, math.inf), scored.value)
+    outlines = [(2, Head.LAST), (3, Head.FIRST)]
+    search.search_fixed(MaxIterations(10**9).start(), outlines, 60_000, WorkerPool(1))
+    found = search.best_by_outline()
+    assert {outline: scored.value for outline, scored in found.items()} == {
+        outline: pytest.approx(best[outline], rel=1e-9) for outline in outlines
     }
 
 
@@ -219,9 +229,10 @@ def test_truncated_estimates_exceed_the_limit(
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
-    given_ = Constraints(every_steps=every, delayed=delayed)
+    given_ = Constraints(every_steps=every, delayed=delayed, heads=BOTH)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
-    state = search._initial_state(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
+    outline = int(rng.integers(1, 5)), BOTH[seed % 2]
+    state = search._initial_state(outline, STARTS[int(rng.integers(3))])
     limits = search.model, search.class_arrays, state, search._scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
@@ -243,14 +254,15 @@ def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> Non
     classes, stages = DeviceClasses.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
     work = model(5)
     layers = work.even_split(stages) if bound else None
-    given_ = Constraints(stages=stages if fixed else None, layers=layers)
+    given_ = Constraints(stages=stages if fixed else None, layers=layers, heads=BOTH)
     search = LayoutSearch(classes, work, seed=seed, constraints=given_)
-    state = search._initial_state(stages, STARTS[int(rng.integers(3))])
+    outline = stages, BOTH[seed % 2]
+    state = search._initial_state(outline, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
         if not search._random_move(state):
             # a change that cannot be may have been begun
-            state = search._initial_state(stages, STARTS[int(rng.integers(3))])
+            state = search._initial_state(outline, STARTS[int(rng.integers(3))])
             continue
         count = int(state.stages[0])
         assert 1 <= count <= search.max_stages
@@ -258,6 +270,7 @@ def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> Non
         ends = state.cuts[: count + 1]
         assert ends[0] == 0 and ends[-1] == 5 and (np.diff(ends) > 0).all()
         assert not bound or (before == state.cuts).all()
+        assert not fixed or stages == 1 or state.head_first[0] == (outline[1] is Head.FIRST)
         assert (state.counts >= 0).all() and (state.counts[count:] == 0).all()
         assert (state.counts.sum(axis=0) <= classes.size).all()
 

@@ -90,7 +90,6 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ),
         ({"recompute": [0]}, "recompute goes with a number of stages; give stages too"),
         ({"stage_layers": [(0, 3)]}, "stage_layers lists 3 layers, the model has 4; correct"),
-        ({"head": "first"}, "head is 'first', which only straight pipelines can have"),
         ({"microbatch_samples": 5}, "batch_samples must be a multiple of microbatch_samples"),
         ({"method": "genetic"}, "method is 'genetic', which only straight pipelines and partial"),
         ({"method": "ga"}, "method 'ga' is unknown; choose one of auto"),

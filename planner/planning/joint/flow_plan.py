@@ -26,7 +26,7 @@ from planner.simulator.resources import LinkResources
 from planner.simulator.run import Run
 from planner.simulator.traffic import averaged_bytes
 from planner.training_plan.averaging_group import within
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Codec
 from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
@@ -84,7 +84,7 @@ class LayoutContext:
             layout.layers,
             tuple(map(len, groups)),
             workload.batch_samples // workload.microbatch_samples,
-            Head.LAST,
+            layout.head,
             layout.recompute,
         )
         variant = replace(problem, cluster=cluster)
@@ -164,7 +164,7 @@ class LayoutContext:
         starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spec.spread)
         paths = interleaved_paths(groups, starts, edges, shape.microbatches)
         activation_bytes = sent_bytes(shape.costs(self.problem.workload), groups, len(self.links))
-        unordered = Schedule("flow", Head.LAST, paths, ())
+        unordered = Schedule("flow", shape.head, paths, ())
         run = eager_run(unordered, self.times, activation_bytes, self.links, live_limit)
         return ServedFlow(unordered, run)
 
@@ -222,8 +222,9 @@ class LayoutContext:
         devices, costs = np.array(paths), self.shape.costs(self.problem.workload)
         prices, cluster = self.problem.request.prices, self.problem.cluster
         usd = self.averaging_usd
-        for j, cost in enumerate(costs[:-1]):
-            ends = devices[:, j], devices[:, j + 1]
+        returns = self.shape.head_stage < len(costs) - 1
+        for j, cost in enumerate(costs if returns else costs[:-1]):
+            ends = devices[:, j], devices[:, (j + 1) % len(costs)]
             for source, destination in (ends, ends[::-1]):
                 usd_per_byte = pair_prices(prices, cluster, source, destination)
                 usd += cost.output_bytes * float(usd_per_byte.sum())

@@ -40,7 +40,7 @@ def infeasibility_message(layouts: LayoutSearch, problem: PlanningProblem) -> st
         microbatches += f" of {workload.architecture.sequence} tokens"
     layers = f"layer {start}" if stop == start + 1 else f"layers {start} to {stop - 1}"
     extra = ["embedding"] if start == 0 else []
-    extra += ["head"] if stop == len(workload.layers) else []
+    extra += ["head"] if stage == tightest.head_stage else []
     named = " and ".join([layers, *extra])
     remedies = [*_remedies(layouts, tightest), *_with_parts(layouts, problem)]
     remedies.append("devices with more memory")
@@ -59,7 +59,7 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     recompute, largest_memory = tightest.recompute, max(tightest.memory)
 
     def fits(workload: Workload, recompute: Sequence[int | None], memory: Sequence[float]) -> bool:
-        filled = evenly_filled(workload, memory, recompute, constraints.layers)
+        filled = evenly_filled(workload, memory, recompute, constraints.layers, head=tightest.head)
         return filled.share <= 1
 
     for tokens, shorter in _with_shorter_sequences(workload):

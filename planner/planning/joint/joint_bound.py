@@ -43,6 +43,7 @@ from planner.planning.joint.stage_requirements import (
 )
 from planner.planning.problem import PlanningProblem
 from planner.planning.step_bound import StepBound
+from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -83,6 +84,7 @@ def joint_bound(
     two_frequency: bool = False,
     in_copies: bool = False,
     measured: bool = False,
+    heads: Sequence[Head] = (Head.LAST,),
 ) -> StepBound | None:
     """Lower bound in seconds on every plan's step.
 
@@ -105,6 +107,8 @@ def joint_bound(
         between sites.
     measured
         Whether the FLOP/s of ``cluster`` are measured ones, as the basis then states.
+    heads
+        Ends of the pipeline that may run head and loss.
 
     Returns
     -------
@@ -120,12 +124,12 @@ def joint_bound(
         recomputes=recomputes,
         every_steps=every_steps,
     )
-    requirements = require(pool)
-    seconds, weights = _best_weights(
-        pool,
-        _split_weight_from_any_stage(requirements),
-        requirements.scale_s,
-    )
+
+    def split_weight_on(pool: DevicePool) -> Callable[[DualWeights], SplitWeight]:
+        return _least_of([_split_weight_from_any_stage(require(pool, head=head)) for head in heads])
+
+    scale_s = require(pool).scale_s
+    seconds, weights = _best_weights(pool, split_weight_on(pool), scale_s)
     if not np.isfinite(seconds):
         return None
     witness = {
@@ -139,8 +143,10 @@ def joint_bound(
         witness["every_steps"] = every_steps
     if measured:
         witness["measured"] = True
+    if tuple(heads) != (Head.LAST,):
+        witness["heads"] = list(heads)
 
-    limiting = _limiting_resources(pool, require, weights, seconds)
+    limiting = _limiting_resources(pool, split_weight_on, weights, seconds)
     basis = f"{limiting} of all devices, whatever stages they are in"
     if pool.hierarchical:
         basis += "; for stages that average hierarchically, from one exchange to the next"
@@ -155,7 +161,7 @@ def joint_bound(
 
 def _limiting_resources(
     pool: DevicePool,
-    require: Callable[[DevicePool], StageRequirements],
+    split_weight_on: Callable[[DevicePool], Callable[[DualWeights], SplitWeight]],
     weights: DualWeights,
     seconds: float,
 ) -> str:
@@ -167,9 +173,7 @@ def _limiting_resources(
     }
     less_s = seconds * (1 - SENSITIVITY / 10)
     names = [
-        name
-        for name, other in faster.items()
-        if _split_weight_from_any_stage(require(other))(weights)(less_s) <= BUDGET
+        name for name, other in faster.items() if split_weight_on(other)(weights)(less_s) <= BUDGET
     ]
     return ", ".join(names) or "the number, memory and latencies"
 
@@ -188,6 +192,7 @@ def long_run_bound_s(
     aggregators_in: Cluster | None = None,
     two_frequency: bool = False,
     in_copies: bool = False,
+    heads: Sequence[Head] = (Head.LAST,),
 ) -> float:
     """Lower bound in seconds per step in the long run; a single step may be shorter.
 
@@ -197,7 +202,7 @@ def long_run_bound_s(
 
     Parameters
     ----------
-    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency, in_copies
+    cluster, workload, wire_ratio, every_steps, aggregators_in, two_frequency, in_copies, heads
         As for `joint_bound`.
 
     Returns
@@ -206,9 +211,20 @@ def long_run_bound_s(
         Seconds per step, averaged over H steps.
     """
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency, in_copies=in_copies)
-    requirements = StageRequirements(
-        pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps
-    )
+    requirements = [
+        StageRequirements(
+            pool, _of_steps(workload, every_steps), wire_ratio, True, every_steps, head
+        )
+        for head in heads
+    ]
+    split_weight_of = _least_of([_split_weight_in_long_run(each) for each in requirements])
+    return _best_weights(pool, split_weight_of, requirements[0].scale_s)[0] / every_steps
+
+
+def _split_weight_in_long_run(
+    requirements: StageRequirements,
+) -> Callable[[DualWeights], SplitWeight]:
+    """Weight of the lightest split, between two ends of each stage's own rounds."""
     roles = [
         _RoleWeights(requirements, partial(StageRequirements.steady_state, choice=choice))
         for choice in requirements.recompute_choices
@@ -219,7 +235,19 @@ def long_run_bound_s(
             np.min([role.at(limit, weights) for role in roles], axis=0)
         )
 
-    return _best_weights(pool, split_weight_of, requirements.scale_s)[0] / every_steps
+    return split_weight_of
+
+
+def _least_of(
+    split_weights: Sequence[Callable[[DualWeights], SplitWeight]],
+) -> Callable[[DualWeights], SplitWeight]:
+    """The lightest split of several kinds of plans."""
+
+    def split_weight_of(weights: DualWeights) -> SplitWeight:
+        at = [split_weight(weights) for split_weight in split_weights]
+        return lambda limit: min(split_weight_at(limit) for split_weight_at in at)
+
+    return split_weight_of
 
 
 def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float | None:
@@ -234,6 +262,7 @@ def plan_long_run_bound_s(problem: PlanningProblem, plan: TrainingPlan) -> float
         aggregators_in=problem.aggregators_in,
         two_frequency=plan.two_frequency,
         in_copies=problem.request.in_copies,
+        heads=sorted({*problem.heads, plan.schedules[0].head}),
     )
 
 

@@ -27,7 +27,7 @@ from planner.planning.joint.candidate_builder import CandidateBuilder
 from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool, slowed
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.infeasibility_message import infeasibility_message
-from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_flow import IN_FLIGHT, pipeline_s
 from planner.planning.joint.layout_search import (
     SEEDS,
@@ -164,6 +164,7 @@ def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
         two_frequency=request.within is not None,
         objective=PlanObjective.of(request),
         optimizer_copies=request.optimizer_copies,
+        heads=problem.heads,
     )
 
 
@@ -200,7 +201,7 @@ class JointSearch:
         self.pool = CandidatePool(problem, self.builder, self.run, self.workers, bound)
         self.pending: list[CandidatePlan] = []
         self.rounds = 0
-        self.best_estimates: dict[int, float] = {}
+        self.best_estimates: dict[Outline, float] = {}
         self.baselines = [plan for plan in baselines if self._is_allowed(plan)]
 
     def result(self) -> Result[TrainingPlan]:
@@ -244,6 +245,7 @@ class JointSearch:
             (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))
             and (flight is None or max(plan.schedules[0].most_live()) <= flight)
+            and (stages == 1 or plan.schedules[0].head in self.problem.heads)
             and (
                 request.recompute is None
                 or plan.recompute == at_most(request.recomputing(stages), plan.stage_layers)
@@ -264,7 +266,8 @@ class JointSearch:
                     stage_counts[class_of[index_of(names[d])]] += 1
                 counts.append(stage_counts)
             cuts = [0, *(stop for _, stop in plan.stage_layers)]
-            layouts.append(Layout.of(counts, cuts, list(plan.recompute)))
+            head = plan.schedules[0].head
+            layouts.append(Layout.of(counts, cuts, list(plan.recompute), head))
         return list(dict.fromkeys(layouts))
 
     def _num_moves(self) -> float:
@@ -315,7 +318,7 @@ class JointSearch:
         """Layouts of a search round, the most promising first.
 
         The first round leaves the number of stages open. Further ones divide the moves among the
-        numbers with the lowest estimates, and the best layout with each of them comes first.
+        outlines with the lowest estimates, and the best layout of each of them comes first.
         """
         layouts, estimates = self.layouts, self.best_estimates
         layouts.optima.clear()
@@ -325,12 +328,12 @@ class JointSearch:
             ranked = layouts.ranked(first=InitialLayout.SPREAD_COLD)
         else:
             most = SECOND_ROUND_COUNTS if self.rounds == 2 else FURTHER_ROUND_COUNTS
-            numbers = sorted(estimates, key=lambda stages: estimates[stages])[:most]
-            layouts.search_fixed(self.run, numbers, moves, self.workers)
-            best = layouts.best_by_stages(), layouts.best_by_stages(partial=False)
+            outlines = sorted(estimates, key=lambda outline: estimates[outline])[:most]
+            layouts.search_fixed(self.run, outlines, moves, self.workers)
+            best = layouts.best_by_outline(), layouts.best_by_outline(partial=False)
             ranked = list(dict.fromkeys([*best[0].values(), *best[1].values(), *layouts.ranked()]))
-        for stages, scored in layouts.best_by_stages().items():
-            estimates[stages] = min(scored.value, estimates.get(stages, math.inf))
+        for outline, scored in layouts.best_by_outline().items():
+            estimates[outline] = min(scored.value, estimates.get(outline, math.inf))
         return ranked
 
     def _best_unbuilt(

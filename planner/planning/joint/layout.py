@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.planning.joint.device_classes import DeviceClasses
+from planner.training_plan.choices import Head
+
+Outline = tuple[int, Head]
+"""A number of stages, and which of them runs head and loss."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +24,36 @@ class Layout:
         Per stage, its layers ``(start, stop)``.
     recompute
         Per stage, how many of its first layers are recomputed.
+    head
+        Which stage runs head and loss; the last one, if there is only one.
     """
 
     counts: tuple[tuple[int, ...], ...]
     layers: tuple[tuple[int, int], ...]
     recompute: tuple[int, ...]
+    head: Head = Head.LAST
 
     @classmethod
-    def of(cls, counts: list[list[int]], cuts: list[int], recompute: list[int]) -> Layout:
+    def of(
+        cls,
+        counts: list[list[int]],
+        cuts: list[int],
+        recompute: list[int],
+        head: Head = Head.LAST,
+    ) -> Layout:
         """From counts by stage and class, and the S + 1 boundaries of stages."""
-        return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute))
+        head = head if len(counts) > 1 else Head.LAST
+        return cls(tuple(map(tuple, counts)), tuple(pairwise(cuts)), tuple(recompute), head)
+
+    @property
+    def outline(self) -> Outline:
+        """Number of stages and place of the head."""
+        return len(self.layers), self.head
+
+    @property
+    def head_stage(self) -> int:
+        """The stage that runs head and loss."""
+        return self.head.stage(len(self.layers))
 
     @property
     def layer_counts(self) -> tuple[int, ...]:

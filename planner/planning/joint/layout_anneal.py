@@ -66,6 +66,8 @@ P_EVERYWHERE = 0.05
 """Probability that a swap exchanges two classes in all stages."""
 P_WITH_LAYERS = 0.5
 """Probability that devices or stages that move take layers along."""
+P_OTHER_HEAD = 0.02
+"""Probability that a move puts the head on the other end of the pipeline, if that is free."""
 
 
 @kernel
@@ -364,9 +366,12 @@ def random_move(
 ) -> bool:
     """Apply one random move; returns whether it was possible. If not, ``state`` is undefined.
 
-    With ``fixed_stages`` the number of stages stays: a merge is followed by a split. If layers are
-    fixed, they and the number of stages stay.
+    With ``fixed_stages`` the number of stages stays, as does the place of the head: a merge is
+    followed by a split. If layers are fixed, they and the number of stages stay.
     """
+    if model.head_free and not fixed_stages and next_unit(rng_state) < P_OTHER_HEAD:
+        state.head_first[0] = 1 - state.head_first[0]
+        return bool(state.stages[0] > 1)
     draw, layers_free = next_unit(rng_state), model.layers_free
     if draw < UP_TO_DEVICES or (draw >= UP_TO_REORDER and not layers_free):
         return bool(_move_devices(model, classes, state, rng_state))
@@ -390,6 +395,7 @@ def random_move(
 @kernel
 def _copy_layout(source: LayoutState, target: LayoutState) -> None:
     target.stages[0] = source.stages[0]
+    target.head_first[0] = source.head_first[0]
     for j in range(source.counts.shape[0]):
         target.cuts[j] = source.cuts[j]
         target.recompute[j] = source.recompute[j]

@@ -40,8 +40,9 @@ class ModelArrays(NamedTuple):
         Least devices of a stage.
     max_devices
         ``int[S + 1]``: most devices of a stage, by the number of stages.
-    layers_free, recompute_free
-        Whether layers may move, and whether layers may be recomputed where memory is short.
+    layers_free, recompute_free, head_free
+        Whether layers may move, whether layers may be recomputed where memory is short, and whether
+        the head may change between first and last stage.
     recompute
         ``int[S]``: first layers of each stage that are always recomputed, at most.
     """
@@ -75,6 +76,7 @@ class ModelArrays(NamedTuple):
     max_devices: Ints
     layers_free: bool
     recompute_free: bool
+    head_free: bool
     recompute: Ints
 
 
@@ -119,12 +121,15 @@ class LayoutState(NamedTuple):
         ``int[max_stages + 1]``: first layer of every stage, and the number of layers.
     recompute
         ``int[max_stages]``: first layers of each stage that are recomputed, as the estimate chose.
+    head_first
+        ``int[1]``: 1 if the first stage runs head and loss, 0 if the last one does.
     """
 
     stages: Ints
     counts: Ints2
     cuts: Ints
     recompute: Ints
+    head_first: Ints
 
 
 class LayoutScratch(NamedTuple):
@@ -140,7 +145,8 @@ class LayoutScratch(NamedTuple):
         ``float[C]``: share of the vector that a device reduces.
     delay_s, compute_s, period_s, in_flight_room, messages_usd
         ``float[S]``: per stage, seconds to the next stage and back, seconds of computation, period
-        of the stage alone, microbatches that fit, and dollars of a microbatch's messages.
+        of the stage alone, microbatches that fit, and dollars of a microbatch's messages. The next
+        stage after the last one is the first, if it runs the head.
     mixing
         ``float[S]``: mixing of the flow to the next stage. 0 if each class of devices exchanges
         messages with one other alone, towards 1 the more it splits.

@@ -44,28 +44,40 @@ than sorting the ones in use."""
 
 
 @kernel
+def _head_stage(state: LayoutState) -> int:
+    """The stage that runs head and loss."""
+    return 0 if state.head_first[0] else int(state.stages[0] - 1)
+
+
+@kernel
+def _returns(state: LayoutState) -> bool:
+    """Whether microbatches go from the last stage to the head on the first, and back."""
+    return bool(state.head_first[0] and state.stages[0] > 1)
+
+
+@kernel
 def _stage_memory(model: ModelArrays, state: LayoutState, j: int) -> tuple[float, float]:
     """Bytes of stage j, and of each microbatch between its F and B."""
-    last = j == state.stages[0] - 1
+    runs_head = j == _head_stage(state)
     first_layer, end_layer = state.cuts[j], state.cuts[j + 1]
     first_kept = first_layer + state.recompute[j]
     parameters = _stage_parameters(model, state, j)
     rounded = parameters
     if j == 0:
-        rounded -= model.stem_parameters - (model.tied_parameters if last else 0.0)
+        rounded -= model.stem_parameters - (model.tied_parameters if runs_head else 0.0)
     kept_bytes = _graph_bytes(model, first_kept, end_layer)
     again_bytes = _graph_bytes(model, first_layer, first_kept)
     working_bytes = model.layer_bytes + max(again_bytes - kept_bytes, 0.0)
     if j == 0:
         working_bytes = max(working_bytes, model.embedding_bytes - kept_bytes)
-    if last:
+    if runs_head:
         working_bytes = max(working_bytes, model.head_bytes)
-    if j > 0 or not last:
+    if state.stages[0] > 1:
         working_bytes += model.message_bytes
     saved_bytes = kept_bytes
     if first_kept > first_layer and j > 0:
         saved_bytes += model.held_bytes[first_layer - 1]
-    if first_kept == end_layer and last:
+    if first_kept == end_layer and runs_head:
         saved_bytes += model.held_bytes[end_layer - 1]
     state_bytes = parameters * model.state_bytes + rounded * model.rounded_bytes
     return float(state_bytes + working_bytes), float(saved_bytes)
@@ -106,7 +118,7 @@ def _recompute_to_fit(
     long as H needs more.
     """
     first, end = state.cuts[j], state.cuts[j + 1]
-    of_head = max(model.head_bytes - model.layer_bytes, 0.0) if end == len(model.flops) - 1 else 0.0
+    of_head = max(model.head_bytes - model.layer_bytes, 0.0) if j == _head_stage(state) else 0.0
     fewest, most = 0, 1
     while (
         first + most < end
@@ -138,12 +150,14 @@ def _stage_period(
     model: ModelArrays, classes: ClassArrays, state: LayoutState, scratch: LayoutScratch, j: int
 ) -> float:
     """Period of stage j alone, infinite if it does not fit; sets `scratch`."""
-    last = j == state.stages[0] - 1
+    last, runs_head = j == state.stages[0] - 1, j == _head_stage(state)
     a, b = state.cuts[j], state.cuts[j + 1]
     forward = model.flops[b] - model.flops[a]
     sent_bytes = (0.0 if last else model.output_bytes[b - 1]) + (
         model.output_bytes[a - 1] if j > 0 else 0.0
     )
+    if _returns(state) and (last or runs_head):
+        sent_bytes += model.output_bytes[-1]
     counts = state.counts[j]
     num_classes = len(counts)
     if not model.min_devices <= counts.sum() <= model.max_devices[state.stages[0]]:
@@ -154,7 +168,9 @@ def _stage_period(
     if room == 0.0:
         return np.inf
     work_flops = 3.0 * forward + model.flops[a + state.recompute[j]] - model.flops[a]
-    work_flops += model.head_flops if last else 0.0
+    # on the way of a microbatch, a head on the first stage comes after the last one
+    way_flops = work_flops + (model.head_flops if last and runs_head else 0.0)
+    work_flops += model.head_flops if runs_head else 0.0
     rate = 0.0
     for c in range(num_classes):
         scratch.share[j, c] = 0.0
@@ -167,7 +183,7 @@ def _stage_period(
     compute_s = 0.0
     for c in range(num_classes):
         scratch.share[j, c] /= rate
-        compute_s += scratch.share[j, c] * work_flops / classes.flops_per_s[c]
+        compute_s += scratch.share[j, c] * way_flops / classes.flops_per_s[c]
     scratch.compute_s[j] = compute_s
     scratch.in_flight_room[j] = room
     return float(1.0 / rate)
@@ -229,10 +245,12 @@ def _boundary_period(
 ) -> float:
     """Period at which the boundary after stage j carries its flow, nearest pairs first.
 
-    The search for one longer than ``max_period`` ends early.
+    After the last stage comes the head on the first: pairs are then chosen as if a microbatch could
+    return to any device of it. The search for one longer than ``max_period`` ends early.
     """
     message_bytes = model.output_bytes[state.cuts[j + 1] - 1]
-    source_counts, target_counts = state.counts[j], state.counts[j + 1]
+    after = (j + 1) % state.stages[0]
+    source_counts, target_counts = state.counts[j], state.counts[after]
     num_classes = len(source_counts)
     num_pairs = _pairs_in_use(source_counts, target_counts, classes, scratch)
     unrouted, sites = 1.0, len(classes.site_bandwidth)
@@ -242,7 +260,7 @@ def _boundary_period(
             scratch.site_bytes[j, s] = 0.0
         for c in range(num_classes):
             scratch.unrouted[0, c] = scratch.share[j, c]
-            scratch.unrouted[1, c] = scratch.share[j + 1, c]
+            scratch.unrouted[1, c] = scratch.share[after, c]
         for k in range(num_pairs):
             c, d = classes.pair_source[scratch.pairs[k]], classes.pair_target[scratch.pairs[k]]
             if scratch.unrouted[0, c] <= 0.0 or scratch.unrouted[1, d] <= 0.0:
@@ -258,7 +276,7 @@ def _boundary_period(
             scratch.unrouted[0, c] -= share
             scratch.unrouted[1, d] -= share
             unrouted -= share
-            unmixed += share**2 / max(scratch.share[j, c], scratch.share[j + 1, d])
+            unmixed += share**2 / max(scratch.share[j, c], scratch.share[after, d])
             if sites > 0 and classes.sites[c, 0] != classes.sites[d, 0]:
                 # activations forward, gradients back
                 _add_crossing(scratch, j, c, d, share * message_bytes, classes)
@@ -324,7 +342,7 @@ def estimate(
             pair_usd, members = between_regions_usd, 0.0
             for r in range(len(devices_in)):
                 members += devices_in[r] > 0
-        if j < stages - 1:
+        if j < stages - 1 or _returns(state):
             messages_usd += model.microbatches * scratch.messages_usd[j]
         # assume equal shares
         encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
@@ -343,9 +361,9 @@ def estimate(
 
 @kernel
 def _stage_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
-    """Parameters of a stage; the last one has the head."""
+    """Parameters of a stage, one of which has the head."""
     parameters = model.parameters[state.cuts[j + 1]] - model.parameters[state.cuts[j]]
-    if j == state.stages[0] - 1:
+    if j == _head_stage(state):
         parameters += model.head_parameters + (model.tied_parameters if j > 0 else 0.0)
     return float(parameters)
 
@@ -353,7 +371,7 @@ def _stage_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
 @kernel
 def _averages_tied(model: ModelArrays, state: LayoutState) -> bool:
     """Whether first and last stage average the tied parameters in a round of their own."""
-    apart = model.tied_parameters > 0 and state.stages[0] > 1
+    apart = model.tied_parameters > 0 and _head_stage(state) > 0
     return bool(
         apart and model.every_steps == 1.0 and not model.delayed and not model.two_frequency
     )
@@ -407,6 +425,7 @@ def _pipeline_period(
     stages.
     """
     stages = state.stages[0]
+    boundaries = stages if _returns(state) else stages - 1
     for j in range(len(model.recompute)):
         state.recompute[j] = 0
     for j in range(stages):
@@ -417,7 +436,7 @@ def _pipeline_period(
         for j in range(stages):
             scratch.period_s[j] = _stage_period(model, classes, state, scratch, j)
             period = max(period, scratch.period_s[j])
-        for j in range(stages - 1):
+        for j in range(boundaries):
             if period > max_period:
                 break
             period = _boundary_period(model, classes, state, scratch, j, period, max_period)
@@ -425,14 +444,19 @@ def _pipeline_period(
             return np.inf
         for s in range(len(classes.site_bandwidth)):
             crossing_bytes = 0.0
-            for j in range(stages - 1):
+            for j in range(boundaries):
                 crossing_bytes += scratch.site_bytes[j, s]
             period = max(period, crossing_bytes / classes.site_bandwidth[s])
-        scratch.delay_s[stages - 1] = 0.0
+        if boundaries == stages:
+            for c in range(state.counts.shape[1]):
+                head_s = model.head_flops / classes.flops_per_s[c]
+                scratch.delay_s[stages - 1] += scratch.share[0, c] * head_s
+        else:
+            scratch.delay_s[stages - 1] = 0.0
         round_trip_s, mixing, slowed_period, changed = 0.0, 0.0, period, False
         for j in range(stages - 1, -1, -1):
             round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
-            if j < stages - 1:
+            if j < boundaries:
                 mixing = max(mixing, scratch.mixing[j])
             away_s = round_trip_s - scratch.compute_s[j]
             waiting_period = _waiting_period(model, state, scratch, j, away_s, mixing)

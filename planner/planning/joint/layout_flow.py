@@ -65,6 +65,9 @@ def flow_of(
 ) -> tuple[FlowNodes, StageFlow]:
     """The linear program of a layout; devices of a class share the work of a stage evenly.
 
+    With the head on the first stage, edges lead there from the last one, as if a microbatch could
+    return to any device of the first stage.
+
     Returns
     -------
     tuple[FlowNodes, StageFlow]
@@ -72,15 +75,20 @@ def flow_of(
     """
     nodes = FlowNodes.of(layout)
     stage, device_class, num_devices = nodes
+    returns, stages = layout.head_stage < len(costs) - 1, len(costs)
     output_bytes = np.array([cost.output_bytes for cost in costs])
-    output_bytes[-1] = 0.0
-    sent_bytes = output_bytes + np.concatenate([[0.0], output_bytes[:-1]])
+    if not returns:
+        output_bytes[-1] = 0.0
+    sent_bytes = output_bytes + np.roll(output_bytes, 1)
     compute_s = np.array(
         [costs[j].busy_s(classes.flops_per_s[c]) for j, c in zip(stage, device_class, strict=True)]
     )
     busy_s = np.maximum(compute_s, sent_bytes[stage] / classes.capacity[device_class]) / num_devices
     pairs = [
-        (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
+        (u, v)
+        for u in range(len(stage))
+        if returns or stage[u] < stages - 1
+        for v in np.flatnonzero(stage == (stage[u] + 1) % stages).tolist()
     ]
     source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
     source_class, target_class = device_class[source], device_class[target]
@@ -89,6 +97,12 @@ def flow_of(
         message_bytes / classes.bandwidth[source_class, target_class]
         + message_bytes / classes.bandwidth[target_class, source_class]
     )
+    delay_s = classes.rtt_s[source_class, target_class] + transfer_s
+    if returns:
+        # after the last stage comes the head, on the way of a microbatch
+        head_s = np.where(stage == 0, costs[0].head_flops, 0.0) / classes.flops_per_s[device_class]
+        compute_s = compute_s - head_s
+        delay_s = delay_s + np.where(stage[target] == 0, head_s[target], 0.0)
     max_live = [
         min(costs[j].room(classes.memory_bytes[c]), max_in_flight, UNLIMITED)
         for j, c in zip(stage, device_class, strict=True)
@@ -102,7 +116,7 @@ def flow_of(
         message_bytes
         / classes.pair_bandwidth[source_class, target_class]
         / (num_devices[source] * num_devices[target]),
-        classes.rtt_s[source_class, target_class] + transfer_s,
+        delay_s,
         num_devices * np.array(max_live, dtype=float),
         in_flight,
         _lines(classes, source_class, target_class, message_bytes),
@@ -137,7 +151,7 @@ def pipeline_s(
 ) -> float:
     """Seconds of the pipelines of a layout with a steady flow; infinite if memory is too small."""
     workload = problem.workload
-    costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
+    costs = split_costs(workload, layout.layers, layout.head_stage, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples
     try:
         flow = flow_of(classes, layout, costs, in_flight, in_flight_limit(problem))[1]

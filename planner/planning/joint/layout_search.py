@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.planning.cost import STEP_TIME, PlanObjective
 from planner.planning.joint.device_classes import DeviceClasses, Floats, Ints
-from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_anneal import anneal, random_move
 from planner.planning.joint.layout_arrays import (
     ClassArrays,
@@ -27,6 +27,7 @@ from planner.planning.joint.layout_estimate import estimate
 from planner.planning.layer_split import Filled, evenly_filled, orders_of
 from planner.search.stop import SearchRun
 from planner.search.worker_pool import WorkerPool, stop_requested
+from planner.training_plan.choices import Head
 from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
@@ -92,7 +93,9 @@ TEMPERATURES = {
 """First and last temperature, relative to the estimate."""
 
 
-AnnealingRun = tuple[Layout | tuple[int, InitialLayout], InitialLayout, int]
+Start = Layout | tuple[Outline, InitialLayout]
+"""A layout, or the outline and the kind of a new one."""
+AnnealingRun = tuple[Start, InitialLayout, int]
 """Start, kind and moves of a run."""
 
 
@@ -125,6 +128,8 @@ class Constraints:
         What to minimise.
     optimizer_copies
         Devices of a stage that have each part of its optimizer state, at least.
+    heads
+        Ends of the pipeline that may run head and loss.
     """
 
     stages: int | None = None
@@ -137,6 +142,7 @@ class Constraints:
     two_frequency: bool = False
     objective: PlanObjective = STEP_TIME
     optimizer_copies: int = 1
+    heads: tuple[Head, ...] = (Head.LAST,)
 
 
 def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> ModelArrays:
@@ -197,6 +203,7 @@ def model_of(workload: Workload, constraints: Constraints, max_stages: int) -> M
         ),
         layers_free=constraints.layers is None,
         recompute_free=constraints.recompute is None,
+        head_free=len(constraints.heads) > 1,
         recompute=recompute,
     )
 
@@ -263,7 +270,7 @@ class LayoutSearch:
             usd_per_byte=classes.usd_per_byte,
         )
         self.optima: dict[Layout, tuple[float, InitialLayout]] = {}
-        self._filled_by_memory: dict[tuple[tuple[float, ...], bool], Filled] = {}
+        self._filled_by_memory: dict[tuple[tuple[float, ...], Head, bool], Filled] = {}
         # seeds of runs; within one, `_rng` and `_rng_state` are seeded again
         self._seeds = np.random.default_rng(seed)
         self._reseed(seed)
@@ -289,6 +296,16 @@ class LayoutSearch:
             return small_counts
         return sorted({round(s) for s in np.linspace(fewest, self.max_stages, MORE_STAGES)})
 
+    @cached_property
+    def outlines(self) -> list[Outline]:
+        """Numbers of stages to try, with every place of the head."""
+        heads = self.constraints.heads
+        return [
+            (stages, head)
+            for stages in self.stage_counts
+            for head in (heads if stages > 1 else (Head.LAST,))
+        ]
+
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
         """Best layouts, fastest first; before them the best one of kind ``first``."""
         order = sorted(self.optima.items(), key=lambda item: item[1][0])
@@ -296,48 +313,56 @@ class LayoutSearch:
         layouts = dict.fromkeys([*first_ones, *(layout for layout, _ in order)])
         return [ScoredLayout(self.optima[layout][0], layout) for layout in layouts]
 
-    def best_by_stages(self, *, partial: bool = True) -> dict[int, ScoredLayout]:
-        """The best layout with each number of stages, fastest first.
+    def best_by_outline(self, *, partial: bool = True) -> dict[Outline, ScoredLayout]:
+        """The best layout of each outline, fastest first.
 
         ``partial``: also those with stages that recompute some of their layers.
         """
-        best: dict[int, ScoredLayout] = {}
+        best: dict[Outline, ScoredLayout] = {}
         for scored in self.ranked():
             if partial or not scored.layout.recomputes_partially:
-                best.setdefault(len(scored.layout.layers), scored)
+                best.setdefault(scored.layout.outline, scored)
         return best
 
     def search(self, run: SearchRun, moves: float, pool: WorkerPool | None = None) -> None:
         """Search until the moves are spent or the stopping criterion is met."""
-        pool, numbers = pool or WorkerPool(1), self.stage_counts
+        pool, outlines = pool or WorkerPool(1), self.outlines
         with run.interruptible():
-            self._search_counts(run, numbers, ALL_COUNTS_SHARE * moves, pool)
-            numbers = list(dict.fromkeys(len(scored.layout.layers) for scored in self.ranked()))
-            self._search_counts(run, numbers[:BEST_COUNTS], BEST_COUNTS_SHARE * moves, pool)
-            # restart with numbers of stages from the better half
-            numbers = numbers[: (len(numbers) + 1) // 2]
+            self._search_outlines(run, outlines, ALL_COUNTS_SHARE * moves, pool)
+            outlines = list(self.best_by_outline())
+            self._search_outlines(run, outlines[:BEST_COUNTS], BEST_COUNTS_SHARE * moves, pool)
+            # restart with outlines from the better half
+            outlines = outlines[: (len(outlines) + 1) // 2]
             restart_moves = (1 - ALL_COUNTS_SHARE - BEST_COUNTS_SHARE) * moves
-            restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if numbers else 0
-            known = [scored.layout for scored in self.ranked()[:RESTARTS]]
+            restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if outlines else 0
+            layouts = [scored.layout for scored in self.ranked()]
+            # the best three with the head at each end; both are the same with one stage
+            known = [
+                layout
+                for head in self.constraints.heads
+                for layout in [x for x in layouts if len(x.layers) == 1 or x.head is head][
+                    :RESTARTS
+                ]
+            ]
             moves_each = max(1, int(restart_moves / max(1, restarts)))
-            starts: list[Layout | tuple[int, InitialLayout]] = []
+            starts: list[Start] = []
             for k in range(restarts):
-                stages = numbers[int(self._seeds.integers(len(numbers)))]
+                outline = outlines[int(self._seeds.integers(len(outlines)))]
                 is_spread = bool(self._seeds.integers(2))
-                new = stages, InitialLayout.SPREAD if is_spread else InitialLayout.NEARBY
+                new = outline, InitialLayout.SPREAD if is_spread else InitialLayout.NEARBY
                 starts.append(new if k % 2 else known[k // 2 % len(known)])
             runs = [(start, InitialLayout.RESTART, moves_each) for start in starts]
             self._anneal_all(run, runs, pool)
 
     def search_fixed(
-        self, run: SearchRun, numbers: Sequence[int], moves: float, pool: WorkerPool
+        self, run: SearchRun, outlines: Sequence[Outline], moves: float, pool: WorkerPool
     ) -> None:
-        """Divide the moves equally among numbers of stages, which stay as they are.
+        """Divide the moves equally among outlines, which stay as they are.
 
         Some of them are for descents: short runs that accept improvements only, which find the best
         layouts where classes are many. The others are for restarts.
         """
-        moves_each = moves / max(1, len(numbers))
+        moves_each = moves / max(1, len(outlines))
         descent_moves, restart_moves = (
             DESCENTS_SHARE * moves_each,
             (1 - DESCENTS_SHARE) * moves_each,
@@ -347,30 +372,30 @@ class LayoutSearch:
             count = max(1, int(descent_moves / descents))
             cold = [InitialLayout.SPREAD_COLD, InitialLayout.NEARBY_COLD] * descents
             new_runs = [
-                ((stages, kind), kind, count) for kind in cold[:descents] for stages in numbers
+                ((outline, kind), kind, count) for kind in cold[:descents] for outline in outlines
             ]
             self._anneal_all(run, new_runs, pool)
             restarts = max(MIN_RESTARTS, round(restart_moves / RESTART_MOVES))
             count = max(1, int(restart_moves / restarts))
-            kinds_of_best = [self.best_by_stages(partial=True), self.best_by_stages(partial=False)]
+            kinds_of_best = [self.best_by_outline(), self.best_by_outline(partial=False)]
             runs: list[AnnealingRun] = []
             for k in range(restarts):
-                for stages in numbers:
+                for outline in outlines:
                     is_nearby = bool(self._seeds.integers(2))
-                    new = stages, InitialLayout.NEARBY if is_nearby else InitialLayout.SPREAD
+                    new = outline, InitialLayout.NEARBY if is_nearby else InitialLayout.SPREAD
                     best = kinds_of_best[k // 2 % 2]
-                    start = best[stages].layout if stages in best and k % 2 == 0 else new
+                    start = best[outline].layout if outline in best and k % 2 == 0 else new
                     runs.append((start, InitialLayout.FIXED_RESTART, count))
             self._anneal_all(run, runs, pool)
 
-    def _search_counts(
-        self, run: SearchRun, numbers: Sequence[int], moves: float, pool: WorkerPool
+    def _search_outlines(
+        self, run: SearchRun, outlines: Sequence[Outline], moves: float, pool: WorkerPool
     ) -> None:
-        """Divide the moves equally among numbers of stages, by weight among initial layouts."""
-        moves_each = moves / max(1.0, len(numbers) * sum(MOVE_SHARES.values()))
+        """Divide the moves equally among outlines, by weight among initial layouts."""
+        moves_each = moves / max(1.0, len(outlines) * sum(MOVE_SHARES.values()))
         runs = [
-            ((stages, kind), kind, max(1, int(share * moves_each)))
-            for stages in numbers
+            ((outline, kind), kind, max(1, int(share * moves_each)))
+            for outline in outlines
             for kind, share in MOVE_SHARES.items()
         ]
         self._anneal_all(run, runs, pool)
@@ -395,7 +420,7 @@ class LayoutSearch:
 
     def annealed(
         self,
-        start: Layout | tuple[int, InitialLayout],
+        start: Start,
         kind: InitialLayout,
         moves: int,
         seed: int,
@@ -406,9 +431,9 @@ class LayoutSearch:
         Parameters
         ----------
         start
-            A layout, or the number of stages and the kind of a new one.
+            A layout, or the outline and the kind of a new one.
         kind
-            Determines the temperatures, and whether the number of stages may change.
+            Determines the temperatures, and whether the outline may change.
         ends_s
             Unix time at which to end early.
         """
@@ -437,7 +462,8 @@ class LayoutSearch:
 
     def moves_in(self, seconds: float) -> float:
         """Approximate number of moves in a time on this machine, without compilation."""
-        state = self._initial_state(self.constraints.stages or min(4, self.max_stages))
+        stages = self.constraints.stages or min(4, self.max_stages)
+        state = self._initial_state((stages, self.constraints.heads[0]))
         temperatures = TEMPERATURES[InitialLayout.NEARBY]
         self._anneal_chunk(state, self._reset_best(state), 1, *temperatures, True)
         began = time.perf_counter()
@@ -531,6 +557,7 @@ class LayoutSearch:
             state.counts[:stages].tolist(),
             state.cuts[: stages + 1].tolist(),
             state.recompute[:stages].tolist(),
+            Head.FIRST if state.head_first[0] else Head.LAST,
         )
 
     def _empty_state(self) -> LayoutState:
@@ -540,10 +567,11 @@ class LayoutSearch:
             counts=np.zeros((most, len(self.classes)), dtype=np.int64),
             cuts=np.zeros(most + 1, dtype=np.int64),
             recompute=np.zeros(most, dtype=np.int64),
+            head_first=np.zeros(1, dtype=np.int64),
         )
 
     def _initial_state(
-        self, stages: int, kind: InitialLayout = InitialLayout.NEARBY
+        self, outline: Outline, kind: InitialLayout = InitialLayout.NEARBY
     ) -> LayoutState:
         """An initial layout that fits in memory.
 
@@ -554,8 +582,8 @@ class LayoutSearch:
         the devices with the most memory, filled evenly.
         """
         if kind is InitialLayout.NEARBY_SUBSET:
-            return self._best_subset(stages)
-        chain = self._nearest_chain()
+            return self._best_subset(outline)
+        chain, stages = self._nearest_chain(), outline[0]
         spread = kind not in (InitialLayout.NEARBY, InitialLayout.NEARBY_COLD)
         if self.constraints.objective.by_cost:
             # a few classes may be cheaper
@@ -566,15 +594,15 @@ class LayoutSearch:
             usable_chain = chain[np.isin(chain, by_worth[:num_largest])]
             if first_state is not None and self.classes.size[usable_chain].sum() < stages:
                 break
-            state = self._cut_chain(usable_chain, stages, spread)
+            state = self._cut_chain(usable_chain, outline, spread)
             first_state = first_state or state
             if self._estimate(state) < math.inf:
                 return state
         if self._rng.integers(2):
-            state = self._best_subset(stages)
+            state = self._best_subset(outline)
             if self._estimate(state) < math.inf:
                 return state
-        return self._fill_memory(stages)
+        return self._fill_memory(outline)
 
     def _refill(self, state: LayoutState) -> None:
         """Give each stage layers in proportion to its memory, if the model fits that way."""
@@ -585,33 +613,43 @@ class LayoutSearch:
             float(self.classes.memory_bytes[np.flatnonzero(row)].min())
             for row in state.counts[:stages]
         ]
-        filled = self._filled(tuple(smallest))
+        filled = self._filled(tuple(smallest), Head.FIRST if state.head_first[0] else Head.LAST)
         if filled.share <= 1.0:
             state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
 
-    def _fill_memory(self, stages: int) -> LayoutState:
+    def _fill_memory(self, outline: Outline) -> LayoutState:
         """The stages of `tightest`; all other devices are left out."""
-        filled, groups = self.tightest(stages)
-        state = self._empty_state()
-        state.stages[0] = stages
+        filled, groups = self._tightest(*outline)
+        state = self._new_state(outline)
+        stages = outline[0]
         for j, classes in enumerate(groups):
             np.add.at(state.counts[j], classes, 1)
         state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
         return state
 
-    def _filled(self, memory: tuple[float, ...], *, any_order: bool = False) -> Filled:
+    def _filled(self, memory: tuple[float, ...], head: Head, *, any_order: bool = False) -> Filled:
         """Stages on devices of these sizes, all filled to the same fraction."""
-        key = memory, any_order
+        key = memory, head, any_order
         if key not in self._filled_by_memory:
             recomputed: list[int | None] = self.model.recompute[: len(memory)].tolist()
             if self.model.recompute_free:
                 recomputed = [None] * len(memory)
             self._filled_by_memory[key] = evenly_filled(
-                self.workload, memory, recomputed, self.constraints.layers, any_order=any_order
+                self.workload,
+                memory,
+                recomputed,
+                self.constraints.layers,
+                head=head,
+                any_order=any_order,
             )
         return self._filled_by_memory[key]
 
     def tightest(self, stages: int) -> tuple[Filled, list[list[int]]]:
+        """As `_tightest`, with the head on the end that needs less memory."""
+        options = [self._tightest(stages, head) for head in self.constraints.heads]
+        return min(options, key=lambda option: option[0].share)
+
+    def _tightest(self, stages: int, head: Head) -> tuple[Filled, list[list[int]]]:
         """The devices with the most memory, as few per stage as may be, all evenly filled.
 
         In the order of a chain of nearby devices. If the model does not fit that way, in the best
@@ -635,7 +673,7 @@ class LayoutSearch:
             return tuple(float(memory[classes].min()) for classes in groups)
 
         def filled(groups: list[list[int]], any_order: bool = False) -> Filled:
-            return self._filled(sizes(groups), any_order=any_order)
+            return self._filled(sizes(groups), head, any_order=any_order)
 
         if self.constraints.layers is not None:
             needs = [costs.need_bytes(1) for costs in filled(in_chain_order).costs(self.workload)]
@@ -659,11 +697,11 @@ class LayoutSearch:
             options.append((filled(ends), ends))
         return min(options, key=lambda option: option[0].share)
 
-    def _best_subset(self, stages: int) -> LayoutState:
+    def _best_subset(self, outline: Outline) -> LayoutState:
         """The best of several initial layouts on random subsets of nearby classes."""
         count = max(MIN_SUBSETS, min(MAX_SUBSETS, MAX_SUBSET_CLASSES // len(self.classes)))
-        subsets = (self._subset(self._nearest_chain(), stages) for _ in range(count))
-        states = [self._cut_chain(chain, stages, spread=False) for chain in subsets]
+        subsets = (self._subset(self._nearest_chain(), outline[0]) for _ in range(count))
+        states = [self._cut_chain(chain, outline, spread=False) for chain in subsets]
         for state in states:
             if self._estimate(state) == math.inf:
                 self._refill(state)
@@ -674,9 +712,8 @@ class LayoutSearch:
         fewest_classes = int(np.searchsorted(self.classes.size[chain].cumsum(), stages)) + 1
         return chain[: int(self._rng.integers(fewest_classes, len(chain) + 1))]
 
-    def _cut_chain(self, chain: Ints, stages: int, spread: bool) -> LayoutState:
-        state = self._empty_state()
-        state.stages[0] = stages
+    def _cut_chain(self, chain: Ints, outline: Outline, spread: bool) -> LayoutState:
+        state, stages = self._new_state(outline), outline[0]
         devices = np.repeat(chain, self.classes.size[chain])
         devices = devices[: stages * self.model.max_devices[stages]]
         place = np.arange(len(devices))
@@ -699,10 +736,15 @@ class LayoutSearch:
             chain.append(remaining.pop(int(np.argmin(distance_s[chain[-1], remaining]))))
         return np.array(chain, dtype=np.int64)
 
+    def _new_state(self, outline: Outline) -> LayoutState:
+        state, (stages, head) = self._empty_state(), outline
+        # a single stage may be split later
+        head = head if stages > 1 else self.constraints.heads[0]
+        state.stages[0], state.head_first[0] = stages, head is Head.FIRST
+        return state
+
     def _state_of(self, layout: Layout) -> LayoutState:
-        state = self._empty_state()
-        stages = len(layout.layers)
-        state.stages[0] = stages
+        state, stages = self._new_state(layout.outline), len(layout.layers)
         state.counts[:stages] = layout.counts
         state.cuts[: stages + 1] = [0, *(stop for _, stop in layout.layers)]
         state.recompute[:stages] = layout.recompute

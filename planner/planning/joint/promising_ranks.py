@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from planner.planning.baselines.rank_order import rank_layouts, region_order
 from planner.planning.joint.layout import Layout
@@ -42,7 +43,11 @@ def _best_of_ranks(
     layouts: LayoutSearch, ranks: Sequence[int], layers_by_stages: Mapping[int, StageLayers]
 ) -> list[ScoredLayout]:
     """The best layouts of ranks in this order, by estimate."""
-    every = map(layouts.scored, rank_layouts(ranks, layouts.classes, layers_by_stages))
+    every = [
+        layouts.scored(layout if len(layout.layers) == 1 else replace(layout, head=head))
+        for layout in rank_layouts(ranks, layouts.classes, layers_by_stages)
+        for head in layouts.constraints.heads
+    ]
     feasible = [scored for scored in every if scored.value < math.inf]
     return sorted(feasible, key=lambda scored: scored.value)[:MAX_IMPROVED]
 

@@ -62,14 +62,18 @@ role            stage                            g                 i            
 whole_pipeline  any, if stage 0 begins at T      n (F + B + H)     n (a + z)    n (a + z) + s_m
 boundary        begins at T, not stage 0, m > 1  n (F + B + H)     n z          n (a + z) + s_m
 downstream      after the boundary stage         n (F + B + H)     n (a + z)    n (a + z) + s_m
-upstream        before the boundary stage        n B + (n - h) F   n z          n a + (n - h) z
-                                                                                 + s_m
+upstream        before the boundary stage        n (B + H)         n z          n a + (n - h) z
+                                                 + (n - h) F                     + s_m
 steady_state    any, over many steps             n (F + B + H)     n z          n (a + z) + s_m
 ==============  ===============================  ================  ===========  ===============
 
+H is that of the last stage, or of the first one, where it follows F of the last stage and so T,
+whichever stage begins at T. Messages from the last stage to a head on the first, and back, are not
+counted.
+
 The devices of a stage hold h microbatches between F and B, the more of its layers it recomputes; B
 includes F of these. An upstream stage may have run F before T for as many. There g' is n B, and (1)
-holds in two forms: with b and B alone, and with b = 0, B, and those F that the device with most
+holds in two forms: with b and B alone, and with b = 0, B, H, and those F that the device with most
 memory cannot have run before T. Elsewhere g' = g. In the steady state b = q = 0 and e = r_m, and
 all bytes sent are received, so o / d_m <= D. There (7) holds: each microbatch takes t or longer
 from its F to its B, with its passes through all stages after this one, and on average over D at
@@ -91,6 +95,7 @@ from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
 from planner.planning.averaging.hierarchical import has_hierarchy
+from planner.training_plan.choices import Head
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 
@@ -301,6 +306,8 @@ class StageRequirements:
         Whether stages may recompute their activations.
     every_steps
         H: the number of steps covered, of which the last averages between regions.
+    head
+        Which stage runs head and loss.
 
     Attributes
     ----------
@@ -325,6 +332,7 @@ class StageRequirements:
         wire_ratio: float,
         recomputes: bool,
         every_steps: int = 1,
+        head: Head = Head.LAST,
     ) -> None:
         self.pool, self.num_devices, self.layers = pool, len(pool.flops_per_s), len(workload.layers)
         wire_ratio *= _least_averaged(pool, workload.spread_ratio)
@@ -342,9 +350,9 @@ class StageRequirements:
         self.fastest = float(pool.flops_per_s.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
-        self._set_stage_costs(
-            workload, wire_ratio, spans, tied_apart=every_steps == 1 and pool.regions == 0
-        )
+        # embedding and head on different stages average what they share after the rest
+        tied_apart = every_steps == 1 and pool.regions == 0 and head is Head.LAST
+        self._set_stage_costs(workload, wire_ratio, spans, head, tied_apart=tied_apart)
         self.scale_s = self.microbatches * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(pool.flops_per_s.sum()) or 1.0
         self._set_travel_times([stage_costs(workload, k, k + 1) for k in range(self.layers)])
@@ -378,10 +386,15 @@ class StageRequirements:
         workload: Workload,
         wire_ratio: float,
         spans: list[tuple[int, int]],
+        head: Head,
         *,
         tied_apart: bool,
     ) -> None:
         """``tied_apart``: tied parameters on two stages are averaged after the rest."""
+
+        def has_head(a: int, b: int) -> bool:
+            return b == self.layers if head is Head.LAST else a == 0
+
         kinds = {(x.forward_flops, x.saved_bytes, x.output_bytes) for x in workload.layers}
 
         def candidates(group: range, a: int, b: int) -> Iterable[int]:
@@ -393,7 +406,7 @@ class StageRequirements:
         chosen = [
             [
                 [
-                    stage_costs(workload, a, b, with_head=b == self.layers, recomputed=count)
+                    stage_costs(workload, a, b, with_head=has_head(a, b), recomputed=count)
                     for count in candidates(_recompute_ranges(b - a)[choice], a, b)
                 ]
                 for a, b in spans
@@ -543,7 +556,7 @@ class StageRequirements:
         begin_s = self.turnaround_s + self.hop_out_s
         backward_s = self.microbatches_per_device * backward_flops / self.fastest
         own_flops = (
-            self.microbatches_per_device * backward_flops
+            self.microbatches_per_device * (backward_flops + self.head_flops)
             + late_forwards_per_device * self.forward_flops
         )
         least_s = np.max(
@@ -556,7 +569,8 @@ class StageRequirements:
         )
         idle_s = np.where(late_forwards > 0, 0.0, begin_s + backward_flops / self.fastest)
         return Requirement(
-            flops=self.microbatches * backward_flops + late_forwards * self.forward_flops,
+            flops=self.microbatches * (backward_flops + self.head_flops)
+            + late_forwards * self.forward_flops,
             late_flops=self.microbatches * backward_flops,
             begin_s=begin_s,
             tail_s=self.tail_s,
