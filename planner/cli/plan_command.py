@@ -209,7 +209,9 @@ def _add_layout(sub: Arguments) -> None:
     sub.add_argument(
         "--head",
         choices=[head.value for head in Head],
-        help="stage that runs the head; default last, with --path-stages first",
+        help="stage that runs the head; default last, or first with --path-stages; if the head "
+        "shares the embedding's matrix, first with --sync-every, else searched (with --stages: "
+        "last)",
     )
     sub.add_argument(
         "--in-flight",

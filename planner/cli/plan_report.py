@@ -146,14 +146,18 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         size = plan.vector_bytes()[-1] / 1e9
         yield (
             f"Stage {head} has a copy of the embedding for its head: its {size:.3g} GB of "
-            "gradients are averaged with stage 0's. Straight pipelines with --head first need no "
-            "copy, which may be faster on slow links."
+            "gradients are averaged with stage 0's. With --head first there is no copy."
         )
     elif plan.must_average_tied:
         yield (
             f"Stage {head} has a copy of the embedding for its head. Keeping both copies equal "
-            "between averagings is not priced, and the executor rejects this plan; straight "
-            "pipelines with --head first need no copy."
+            "between averagings is not priced, and the executor rejects this plan; with --head "
+            "first there is no copy."
+        )
+    elif plan.workload.tied_parameters and head == 0 and len(plan.stage_layers) > 1:
+        yield (
+            "Stage 0 runs the head too, which shares the embedding's matrix: a head on the last "
+            "stage would need a copy of it, whose gradients are averaged with the first."
         )
     if arch is not None and arch.experts is not None:
         yield (

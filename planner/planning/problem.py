@@ -76,13 +76,14 @@ class PlanningProblem:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """Ends of the pipeline that may run head and loss in a joint search.
+        """Ends of the pipeline that may run head and loss; only the joint search tries several.
 
         A head on the last stage has a copy of a matrix that it shares with the embedding. Both
         copies are averaged in every step; devices that take steps of their own could not keep them
         equal.
         """
-        if self.request.head is not None or not self.workload.tied_parameters:
+        is_partial = self.request.kind is PlanKind.PARTIAL_PATHS
+        if self.request.head is not None or is_partial or not self.workload.tied_parameters:
             return (self.request.head_place,)
         return (Head.FIRST,) if self.request.sync.local_steps else (Head.LAST, Head.FIRST)
 

@@ -271,8 +271,9 @@ class PlanRequest:
         Straight pipelines: order of operations.
     head
         Stage that runs head and loss: ``"last"`` or ``"first"``. Default ``"last"``; partial paths
-        always ``"first"``. The joint search chooses if head and embedding share a matrix: on the
-        first stage there is only one copy of it.
+        always ``"first"``. On the first stage a head that shares the embedding's matrix needs no
+        copy of it: the joint search then tries both and, with ``sync_every`` above 1, where copies
+        would diverge, the default is ``"first"``.
     in_flight
         Most microbatches between forward and backward on a device, in eager 1F1B and partial
         paths; by default what its memory holds.

@@ -109,7 +109,7 @@ def shape_of(problem: PlanningProblem) -> Shape:
     layers = layers_of(problem, len(sizes))
     request = problem.request
     recompute = request.recomputing(len(sizes))
-    shape = Shape(layers, sizes, microbatches, request.head_place, recompute)
+    shape = Shape(layers, sizes, microbatches, problem.heads[0], recompute)
     return shape if request.stage_layers is not None else _layers_that_fit(problem, shape)
 
 
