@@ -278,7 +278,7 @@ def _measured_flops(plan: TrainingPlan) -> Floats:
             (2 * forward, times.backward_s[d] - again * times.forward_s[d]),
         ]
         # the head may run on this stage in other plans
-        if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
+        if j == plan.head_stage or times.head_s[d] > 0:
             operations.append((3 * w.head.forward_flops, times.head_s[d]))
         fastest[d] = max(
             (

@@ -210,8 +210,7 @@ def _add_layout(sub: Arguments) -> None:
         "--head",
         choices=[head.value for head in Head],
         help="stage that runs the head; default last, or first with --path-stages; if the head "
-        "shares the embedding's matrix, first with --sync-every, else searched (with --stages: "
-        "last)",
+        "shares the embedding's matrix, first with --sync-every, else searched",
     )
     sub.add_argument(
         "--in-flight",

@@ -146,7 +146,7 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
         size = plan.vector_bytes()[-1] / 1e9
         yield (
             f"Stage {head} has a copy of the embedding for its head: its {size:.3g} GB of "
-            "gradients are averaged with stage 0's. With --head first there is no copy."
+            "gradients are averaged with stage 0's."
         )
     elif plan.must_average_tied:
         yield (
@@ -155,9 +155,12 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             "first there is no copy."
         )
     elif plan.workload.tied_parameters and head == 0 and len(plan.stage_layers) > 1:
+        copies = (
+            "the two would diverge" if plan.sync.local_steps else "whose gradients are averaged"
+        )
         yield (
-            "Stage 0 runs the head too, which shares the embedding's matrix: a head on the last "
-            "stage would need a copy of it, whose gradients are averaged with the first."
+            "Stage 0 runs the head too, which shares the embedding's matrix. A head on the last "
+            f"stage would need a copy of it, {copies}."
         )
     if arch is not None and arch.experts is not None:
         yield (
@@ -502,6 +505,7 @@ def _decisions(plan: Mapping[str, Any]) -> str:
         f"{counted(plan['stages'], 'stage')} x {counted(plan['pipelines'], 'pipeline')}"
         f"{f', microbatches of {samples}' * (samples > 1)}, {plan['order']}"
         f"{', recomputing' * plan['recompute']}"
+        f"{', head first' * (plan['head'] == 'first')}"
     )
 
 
@@ -535,6 +539,8 @@ def _change(chosen: str, instead: str) -> str:
         return f"all devices, none of {number} left out" if number != "1" else "all devices"
     if chosen.endswith("recomputation"):
         return "no recomputation" if instead == "none" else f"recomputation {instead}"
+    if chosen.startswith("head on"):
+        return f"head on {instead}"
     return "equal shares" if instead == "equal" else instead
 
 

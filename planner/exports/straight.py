@@ -88,7 +88,7 @@ def _unsupported(
             "plan a batch that the pipelines divide",
         )
     if len(plan.stage_layers) > 1 and schedule.head is not Head.LAST:
-        return "a head on the first stage", "plan with the head on the last"
+        return "a head on the first stage", "plan with --head last"
     if plan.wiring is Wiring.STOCHASTIC:
         return "microbatches that are routed at run time", "plan without --wiring stochastic"
     if any(plan.recompute) and not recompute:

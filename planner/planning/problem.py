@@ -76,7 +76,7 @@ class PlanningProblem:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """Ends of the pipeline that may run head and loss; only the joint search tries several.
+        """Ends of the pipeline that may run head and loss.
 
         A head on the last stage has a copy of a matrix that it shares with the embedding. Both
         copies are averaged in every step; devices that take steps of their own could not keep them

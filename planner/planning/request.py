@@ -272,8 +272,8 @@ class PlanRequest:
     head
         Stage that runs head and loss: ``"last"`` or ``"first"``. Default ``"last"``; partial paths
         always ``"first"``. On the first stage a head that shares the embedding's matrix needs no
-        copy of it: the joint search then tries both and, with ``sync_every`` above 1, where copies
-        would diverge, the default is ``"first"``.
+        copy of it: then both are tried and, with ``sync_every`` above 1, where copies would
+        diverge, the default is ``"first"``.
     in_flight
         Most microbatches between forward and backward on a device, in eager 1F1B and partial
         paths; by default what its memory holds.

@@ -186,12 +186,10 @@ def _equal_sizes(problem: PlanningProblem) -> tuple[int, ...]:
         if n % stages:
             max_stages = len(problem.workload.layers)
             fits = [s for s in range(1, n + 1) if n % s == 0 and s <= max_stages]
-            # a flow's head is on its last stage
-            flow = ", give --wiring flow, whose stages may be unequal,"
-            flow *= problem.request.head != Head.FIRST
             raise ProblemError(
                 f"{_num_able(problem)} cannot be divided into {stages} equal stages; ask for one "
-                f"of {fits}{flow} or plan on a subset of the devices"
+                f"of {fits}, give --wiring flow, whose stages may be unequal, or plan on a subset "
+                "of the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:

@@ -108,10 +108,10 @@ def plan(
         objective ``"cost"``, the cost of a step in dollars; with ``path_stages``, the mean over the
         cycle of iterations. ``bound`` is a lower bound on it, or None:
 
-        - joint search, and any plan with a calibration: for every plan with the head on the last
-          stage and, where the joint search may choose that, on the first;
-        - straight pipelines: for every placement with these stages, pipelines and layers; with
-          ``stages="auto"``, for all that were tried;
+        - joint search: for every plan, with the head on the last stage or, where the search may
+          choose that, on the first; any plan with a calibration: for every plan with its head;
+        - straight pipelines: for every placement with these stages, pipelines, layers and head;
+          with ``stages="auto"``, for all numbers of stages that were tried;
         - partial paths: for every placement with these stage sizes and layers; None with a
           calibration.
 
@@ -152,7 +152,7 @@ def _plan(
     elif request.kind is PlanKind.PARTIAL_PATHS:
         result = _plan_shape(problem, shape_of(problem), stop)
     else:
-        result = _straight_pipelines(problem, stop)
+        result = _with_best_head(problem, stop)
     return replace(result, request=request)
 
 
@@ -222,7 +222,8 @@ def _plan_jointly(
     problem.cluster.network.require_complete()
     run = started(stop)
     baselines = Baselines.of(problem, stop) if compare else None
-    request, bound = problem.request, _bound_for_all_plans(problem, problem.workload)
+    request = problem.request
+    bound = _bound_for_all_plans(problem, problem.workload, problem.heads)
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
@@ -257,7 +258,9 @@ def _straight_plans(
     return [] if straight.plan is None else [straight.plan.replace(certificates={})]
 
 
-def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBound | None:
+def _bound_for_all_plans(
+    problem: PlanningProblem, workload: Workload, heads: Sequence[Head]
+) -> StepBound | None:
     """A bound for every plan; None for rounds of small groups, and for delayed averaging."""
     request = problem.request
     if request.group_size is not None or request.delayed:
@@ -272,7 +275,7 @@ def _bound_for_all_plans(problem: PlanningProblem, workload: Workload) -> StepBo
         two_frequency=request.within is not None,
         in_copies=request.in_copies,
         measured=request.calibration is not None,
-        heads=(Head.LAST,) if request.kind is PlanKind.STRAIGHT else problem.heads,
+        heads=heads,
     )
 
 
@@ -284,9 +287,8 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
     request = problem.request
     if request.calibration is None or request.kind is PlanKind.PARTIAL_PATHS:
         return None
-    if plan.head_stage < len(plan.stage_layers) - 1:
-        return None
-    bound = _bound_for_all_plans(problem, plan.workload.replace(microbatch_samples=samples))
+    workload = plan.workload.replace(microbatch_samples=samples)
+    bound = _bound_for_all_plans(problem, workload, (plan.schedules[0].head,))
     # the bound holds in the mean; the few simulated steps may be shorter
     bounds_mean = request.sync_every > 1 or request.calibration.updates
     if bound is not None and bounds_mean and bound.value > plan.predicted.step_s:
@@ -301,6 +303,26 @@ def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[Tr
     for line in contradictions(plan):
         raise ProblemError(f"wiring 'stochastic': {line}")
     return replace(result, plan=plan)
+
+
+def _with_best_head(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    """Straight pipelines with the head where they are fastest, if that is open."""
+    if len(problem.heads) == 1:
+        return _straight_pipelines(problem, stop)
+    run, results, refusals = started(stop), list[Result[TrainingPlan]](), list[Exception]()
+    for k, head in enumerate(problem.heads):
+        remaining = len(problem.heads) - k
+        fixed = replace(problem, request=problem.request.replace(head=head))
+        limit = stop.portion(1 / len(problem.heads), run.remaining_s / remaining)
+        try:
+            results.append(_straight_pipelines(fixed, limit))
+        except REFUSALS as error:
+            refusals.append(error)
+        if results and _interrupted(results[-1]):
+            break
+    if not results:
+        raise refusals[0]
+    return min(results, key=objective_or_inf)
 
 
 def _straight_pipelines(problem: PlanningProblem, stop: StoppingCriterion) -> Result[TrainingPlan]:

@@ -16,6 +16,7 @@ from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
 from planner.planning.joint.candidate_builder import CandidateBuilder
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.search.stop import SearchRun
@@ -278,6 +279,43 @@ def test_a_tied_head_goes_where_it_needs_no_copy() -> None:
     assert pl.check(best) == pl.check(last) == []
     # an own head needs no copy anywhere
     assert planned(*homes(tied=False), 0.2).plan.schedules[0].head is Head.LAST
+
+
+def test_baselines_and_alternatives_have_both_places_of_the_head() -> None:
+    """Ranks with the head first are faster; the best plan with the head last is named."""
+    result = planned(*homes(), 1.0)
+    assert result.baselines is not None and result.baselines.ranks is not None
+    ranks = result.baselines.ranks.best[1]
+    assert ranks.head is Head.FIRST and result.objective <= ranks.step_s
+    assert result.plan is not None
+    (other,) = (x for x in result.plan.alternatives if x.taken == "head on the first stage")
+    assert other.value is not None and other.value > 2 * result.objective
+
+
+def test_straight_pipelines_have_the_head_where_they_are_fastest() -> None:
+    """With as much effort for each place."""
+    cluster, work = homes()
+    free, first, last = (
+        pl.plan(cluster, work, stages=4, stop=pl.Effort(2.0), head=head)
+        for head in (None, "first", "last")
+    )
+    assert free.plan is not None and free.plan.schedules[0].head is Head.FIRST
+    assert free.objective == pytest.approx(first.objective, rel=1e-3)
+    assert free.objective < 0.5 * last.objective
+
+
+def test_two_stages_use_the_same_pairs_for_all_messages() -> None:
+    """The estimate of a head on the first of two stages is close to the simulated step."""
+    network = pl.Network(np.full((2, 2), 0.02), np.full((2, 2), 20e6 / 8))
+    cluster = pl.Cluster(network, pl.Devices(20e12, 8e9))
+    arch = Architecture(Family.LLAMA, 8, 1024, 16, 16, 4096, 128000, 256, tied=True)
+    work = pl.Workload.transformer("home", arch, batch_samples=32)
+    problem = PlanningProblem.of(cluster, work, PlanRequest(), 0, {})
+    classes = DeviceClasses.of(cluster)
+    assert len(classes) == 1
+    layout = Layout.of([[1], [1]], [0, 3, 8], [0, 0], Head.FIRST)
+    estimate = LayoutSearch(classes, work).scored(layout).value
+    assert plan_of(problem, classes, layout).predicted.step_s == pytest.approx(estimate, rel=0.05)
 
 
 @pytest.mark.parametrize("within", [None, "region"])

@@ -10,6 +10,7 @@ import pytest
 
 import planner as pl
 from planner.planning.layer_split import evenly_filled
+from planner.training_plan.choices import Head
 from planner.workload.costs import ALL_LAYERS, stage_costs
 from planner.workload.layers import Architecture, Family
 from tests.conftest import random_network
@@ -175,3 +176,15 @@ def test_the_smallest_device_of_a_stage_counts() -> None:
     assert advised is not None and advised[1] == "2"
     result = pl.plan(cluster, small, optimizer_shards=2, stop=pl.Effort(0.1))
     assert result.plan is not None and pl.check(result.plan) == []
+
+
+def test_the_other_place_of_a_tied_head_is_advised_where_it_fits() -> None:
+    """There the matrix is on the stage that has it anyway."""
+    arch = Architecture(Family.LLAMA, 8, 64, 4, 4, 128, 8000, 32, tied=True)
+    work = pl.Workload.transformer("tied", arch, batch_samples=8)
+    need = evenly_filled(work, [1.0, 1.0], [None] * 2, head=Head.FIRST).share
+    network = pl.Network(np.full((2, 2), 0.01), np.full((2, 2), 1e8))
+    cluster = pl.Cluster(network, pl.Devices(1e12, 1.01 * need))
+    with pytest.raises(pl.ProblemError, match=r"the head on the first stage \(--head first\)"):
+        pl.plan(cluster, work, stop=pl.Effort(0.1), head="last")
+    assert pl.plan(cluster, work, stop=pl.Effort(0.1)).plan is not None

@@ -152,8 +152,8 @@ def ranks_by_region(
     Tries every number of stages that divides the devices, microbatches of the workload's size and
     powers of two times it, 1F1B and eager 1F1B. Layers are split evenly or, if devices or layers
     differ, such that the slowest stage is fastest (`planner.planning.layer_split`). Where memory
-    does not hold all microbatches of a pipeline, recomputation in all stages is tried too.
-    Averaging, codecs, head and calibration are the request's.
+    does not hold all microbatches of a pipeline, recomputation in all stages is tried too. The head
+    is tried where the request allows it. Averaging, codecs and calibration are the request's.
     """
     order = region_order(problem.cluster.network)
     trials = search_baselines(_starts(problem, order), most_events, over)
@@ -264,9 +264,15 @@ def unconstrained(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _starts(problem: PlanningProblem, ranks: Sequence[int]) -> Iterator[BaselineCandidate]:
-    """Every shape, microbatch size and order that devices and batch allow."""
+    """Every shape, microbatch size, order and head that devices and batch allow."""
     in_flight = problem.request.in_flight
-    for variant in candidates(unconstrained(problem)):
+    fixed = unconstrained(problem)
+    variants = [
+        replace(variant, request=variant.request.replace(head=head))
+        for variant in candidates(fixed)
+        for head in problem.heads[: 1 if variant.request.stages == 1 else None]
+    ]
+    for variant in variants:
         stages = variant.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:

@@ -19,6 +19,7 @@ from planner.planning.straight.placement_bound import placement_bound_s
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.interrupts import INTERRUPTS
+from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 
 MAX_EVENTS = 1_000_000
@@ -50,6 +51,8 @@ class BaselinePlan:
         Whether layers are split by the speed of devices; otherwise they are split evenly.
     recompute
         Whether stages recompute activations.
+    head
+        The stage that runs the head.
     step_s
         Predicted step in seconds.
     start
@@ -63,6 +66,7 @@ class BaselinePlan:
     order: str
     balanced: bool
     recompute: bool
+    head: Head
     step_s: float
     start: BaselineCandidate = field(compare=False, repr=False)
 
@@ -260,6 +264,7 @@ class _Search:
                 order=str(problem.request.schedule),
                 balanced=not is_uniform(problem.cluster, problem.workload),
                 recompute=any(shape.recompute),
+                head=shape.head,
                 step_s=step_s,
                 start=start,
             )

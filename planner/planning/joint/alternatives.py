@@ -41,7 +41,7 @@ def alternatives(pool: CandidatePool) -> Iterator[Alternative]:
 
 
 def _runners_up(pool: CandidatePool) -> list[tuple[Decision, CandidatePlan]]:
-    """The best candidate with another number of stages, and the best one that uses all devices."""
+    """The best candidates with another number of stages, with another head, and on all devices."""
     runners_up: list[tuple[Decision, CandidatePlan]] = []
     for _ in range(MAX_RECHECKS):
         best = pool.best_candidate
@@ -66,11 +66,18 @@ def _runners_up(pool: CandidatePool) -> list[tuple[Decision, CandidatePlan]]:
 def _next_best(
     pool: CandidatePool, best: CandidatePlan
 ) -> Iterator[tuple[Decision, CandidatePlan]]:
-    stages = len(best.layout.layers)
-    others = [candidate for k, candidate in pool.best_by_stages.items() if k != stages]
+    stages, head = best.layout.outline
+    by_outline = pool.best_by_outline.items()
+    others = [candidate for outline, candidate in by_outline if outline[0] != stages]
     if others:
         runner_up = min(others, key=lambda candidate: candidate.value)
         yield (counted(stages, "stage"), str(len(runner_up.layout.layers))), runner_up
+    others = [
+        x for (count, place), x in by_outline if place is not head and 1 not in (count, stages)
+    ]
+    if others:
+        runner_up = min(others, key=lambda candidate: candidate.value)
+        yield (f"head on the {head} stage", f"the {runner_up.layout.head} stage"), runner_up
     without_stage = pool.num_without_stage(best)
     if without_stage > 0 and pool.best_on_all is not None:
         yield (f"{without_stage} without a stage", "none"), pool.best_on_all

@@ -19,7 +19,7 @@ from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
 from planner.planning.joint.candidate_builder import CandidateBuilder
-from planner.planning.joint.layout import Layout
+from planner.planning.joint.layout import Layout, Outline
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import RequestedWiring
 from planner.planning.step_bound import StepBound
@@ -70,8 +70,8 @@ class CandidatePool:
         The best evaluated plan, with the bound.
     best_candidate
         The candidate that the incumbent was made of; None if the incumbent is a baseline.
-    best_by_stages
-        The best candidate with each number of stages.
+    best_by_outline
+        The best candidate with each number of stages and place of the head.
     elite
         The best candidates by layout: the elite pool of the search.
     best_on_all
@@ -114,7 +114,7 @@ class CandidatePool:
         self.below_bound: list[tuple[float, TrainingPlan]] = []
         self.best_candidate: CandidatePlan | None = None
         self.best_on_all: CandidatePlan | None = None
-        self.best_by_stages: dict[int, CandidatePlan] = {}
+        self.best_by_outline: dict[Outline, CandidatePlan] = {}
         self.elite: dict[Layout, CandidatePlan] = {}
         self.visits: Counter[Layout] = Counter()
         self.tried: set[Layout] = set()
@@ -209,7 +209,7 @@ class CandidatePool:
         """Candidates whose value is within a factor of the best one; none at the limit."""
         if self.run.check() is not None:
             return []
-        known = [*self.best_by_stages.values(), *candidates]
+        known = [*self.best_by_outline.values(), *candidates]
         best_value = min([self.incumbent.objective, *(candidate.value for candidate in known)])
         return [
             candidate
@@ -219,14 +219,14 @@ class CandidatePool:
 
     def keep(self, candidate: CandidatePlan) -> None:
         """Take a candidate into the elite pool, if it is among the best."""
-        stages, on_all = len(candidate.layout.layers), self.best_on_all
+        outline, on_all = candidate.layout.outline, self.best_on_all
         if self.num_without_stage(candidate) == 0 and (
             on_all is None or candidate.value < on_all.value
         ):
             self.best_on_all = candidate
-        best = self.best_by_stages.get(stages)
+        best = self.best_by_outline.get(outline)
         if best is None or candidate.value < best.value:
-            self.best_by_stages[stages] = candidate
+            self.best_by_outline[outline] = candidate
         known = self.elite.get(candidate.layout)
         if known is None or candidate.value < known.value:
             self.elite[candidate.layout] = candidate
@@ -256,10 +256,10 @@ class CandidatePool:
 
     def update(self, candidate: CandidatePlan, seconds: float) -> None:
         """Record a more accurate value: averaging and pipelines slow each other down."""
-        stages = len(candidate.layout.layers)
+        outline = candidate.layout.outline
         updated = replace(candidate, seconds=max(seconds, candidate.seconds), two_steps=True)
-        if _is_more_accurate(updated, self.best_by_stages.get(stages)):
-            self.best_by_stages[stages] = updated
+        if _is_more_accurate(updated, self.best_by_outline.get(outline)):
+            self.best_by_outline[outline] = updated
         if _is_more_accurate(updated, self.elite.get(candidate.layout)):
             self.elite[candidate.layout] = updated
 

@@ -12,6 +12,7 @@ from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.layer_split import Filled, evenly_filled
 from planner.planning.problem import PlanningProblem
 from planner.planning.workers import degrees, tensor_parallel_workers
+from planner.training_plan.choices import Head
 from planner.utils.text import counted, quantity
 from planner.workload.workload import Workload
 
@@ -66,6 +67,11 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
         if fits(shorter, recompute, tightest.memory):
             yield f"a shorter sequence (--sequence {tokens})"
             break
+    other = Head.LAST if tightest.head is Head.FIRST else Head.FIRST
+    if other not in constraints.heads and constraints.every_steps == 1:
+        moved = evenly_filled(workload, tightest.memory, recompute, constraints.layers, head=other)
+        if moved.share <= 1:
+            yield f"the head on the {other} stage (--head {other})"
     everywhere = [len(workload.layers)] * len(recompute)
     if 0 in recompute and fits(workload, everywhere, tightest.memory):
         yield "recomputation (--recompute all)"

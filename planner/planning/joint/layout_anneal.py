@@ -36,20 +36,33 @@ class LayoutMoveShares(NamedTuple):
         Split of a stage.
     add
         New stage for a class.
+    chain
+        Unused devices of a class as new stages.
+    drop
+        A stage less, whose devices are then unused.
     """
 
-    devices: float = 0.34
-    swap: float = 0.20
-    layers: float = 0.16
-    reorder: float = 0.12
+    devices: float = 0.33
+    swap: float = 0.195
+    layers: float = 0.155
+    reorder: float = 0.115
     split: float = 0.07
     add: float = 0.04
+    chain: float = 0.01
+    drop: float = 0.02
 
 
 # rounded, so that sums are the same numbers whatever the order
-UP_TO_DEVICES, UP_TO_SWAP, UP_TO_LAYERS, UP_TO_REORDER, UP_TO_SPLIT, UP_TO_ADD = (
-    round(edge, 9) for edge in accumulate(LayoutMoveShares())
-)
+(
+    UP_TO_DEVICES,
+    UP_TO_SWAP,
+    UP_TO_LAYERS,
+    UP_TO_REORDER,
+    UP_TO_SPLIT,
+    UP_TO_ADD,
+    UP_TO_CHAIN,
+    UP_TO_DROP,
+) = (round(edge, 9) for edge in accumulate(LayoutMoveShares()))
 """Cumulative probabilities of `LayoutMoveShares`."""
 P_ALL_DEVICES = 0.4
 """Probability that a move takes all devices of the class."""
@@ -104,6 +117,15 @@ def _shift_cuts(state: LayoutState, source: int, target: int, layers: int) -> bo
     for k in range(min(source, target), max(source, target) + 1):
         valid = valid and state.cuts[k + 1] > state.cuts[k]
     return valid
+
+
+@kernel
+def _has_layers(state: LayoutState) -> bool:
+    """Whether every stage has a layer."""
+    valid = True
+    for k in range(state.stages[0]):
+        valid = valid and state.cuts[k + 1] > state.cuts[k]
+    return bool(valid)
 
 
 @kernel
@@ -355,6 +377,65 @@ def _add_stage(
     return bool(_shift_cuts(state, donor + (donor >= j), j, layers))
 
 
+@kernel
+def _add_chain(
+    model: ModelArrays, classes: ClassArrays, state: LayoutState, rng_state: Words
+) -> bool:
+    """Insert unused devices of a class, such as a machine's, as stages of the fewest that may be.
+
+    The others give them a proportional part of their layers.
+    """
+    stages = state.stages[0]
+    c, j = next_below(rng_state, len(classes.size)), next_below(rng_state, stages + 1)
+    each = model.min_devices
+    added = min(_unused(classes, state, c) // each, len(state.counts) - stages)
+    if added <= 0:
+        return False
+    total = added * each * classes.flops_per_s[c]
+    share = total
+    for k in range(stages):
+        total += _stage_flops_per_s(classes, state, k)
+    share /= total
+    layers = len(model.output_bytes)
+    for k in range(stages, j, -1):
+        _copy_row(state.counts, k - 1, k - 1 + added)
+    for k in range(stages, j - 1, -1):
+        # what follows the chain ends where it did before; the chain is before it
+        before = state.cuts[k]
+        state.cuts[k + added] = layers - int((layers - before) * (1.0 - share) + 0.5)
+    for k in range(1, j + 1):
+        state.cuts[k] = int(state.cuts[k] * (1.0 - share) + 0.5)
+    first, last = state.cuts[j], state.cuts[j + added]
+    for k in range(added):
+        state.cuts[j + k] = first + (last - first) * k // added
+        for other in range(state.counts.shape[1]):
+            state.counts[j + k, other] = 0
+        state.counts[j + k, c] = each
+    state.stages[0] += added
+    return bool(_has_layers(state))
+
+
+@kernel
+def _drop_stage(model: ModelArrays, state: LayoutState, rng_state: Words) -> bool:
+    """Leave out a stage; the others take its layers in proportion to their own."""
+    stages = state.stages[0]
+    if stages < 2:
+        return False
+    j = next_below(rng_state, stages)
+    layers, dropped = len(model.output_bytes), state.cuts[j + 1] - state.cuts[j]
+    scale = layers / (layers - dropped)
+    for k in range(j, stages - 1):
+        _copy_row(state.counts, k + 1, k)
+        state.cuts[k + 1] = state.cuts[k + 2] - dropped
+    for k in range(1, stages - 1):
+        state.cuts[k] = int(state.cuts[k] * scale + 0.5)
+    state.cuts[stages - 1] = layers
+    for c in range(state.counts.shape[1]):
+        state.counts[stages - 1, c] = 0
+    state.stages[0] -= 1
+    return bool(_has_layers(state))
+
+
 @entry
 def random_move(
     model: ModelArrays,
@@ -389,6 +470,10 @@ def random_move(
         return bool(_split_stage(model, classes, state, scratch, rng_state))
     if draw < UP_TO_ADD:
         return bool(_add_stage(model, classes, state, rng_state))
+    if draw < UP_TO_CHAIN:
+        return bool(_add_chain(model, classes, state, rng_state))
+    if draw < UP_TO_DROP:
+        return bool(_drop_stage(model, state, rng_state))
     return bool(_merge_stages(state, rng_state))
 
 

@@ -249,6 +249,8 @@ def _boundary_period(
     return to any device of it. The search for one longer than ``max_period`` ends early.
     """
     message_bytes = model.output_bytes[state.cuts[j + 1] - 1]
+    # of two stages, both boundaries use the same pairs
+    pair_messages = 2.0 if _returns(state) and state.stages[0] == 2 else 1.0
     after = (j + 1) % state.stages[0]
     source_counts, target_counts = state.counts[j], state.counts[after]
     num_classes = len(source_counts)
@@ -270,7 +272,7 @@ def _boundary_period(
                 * source_counts[c]
                 * target_counts[d]
                 * classes.pair_bandwidth[c, d]
-                / message_bytes
+                / (pair_messages * message_bytes)
             )
             share = min(scratch.unrouted[0, c], scratch.unrouted[1, d], max_share)
             scratch.unrouted[0, c] -= share

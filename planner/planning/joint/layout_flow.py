@@ -97,6 +97,8 @@ def flow_of(
         message_bytes / classes.bandwidth[source_class, target_class]
         + message_bytes / classes.bandwidth[target_class, source_class]
     )
+    # of two stages, messages to the head and back use the same pairs as the others
+    pair_messages = 2 if returns and stages == 2 else 1
     delay_s = classes.rtt_s[source_class, target_class] + transfer_s
     if returns:
         # after the last stage comes the head, on the way of a microbatch
@@ -113,7 +115,8 @@ def flow_of(
         compute_s,
         source,
         target,
-        message_bytes
+        pair_messages
+        * message_bytes
         / classes.pair_bandwidth[source_class, target_class]
         / (num_devices[source] * num_devices[target]),
         delay_s,

@@ -307,9 +307,15 @@ class LayoutSearch:
         ]
 
     def ranked(self, first: InitialLayout | None = None) -> list[ScoredLayout]:
-        """Best layouts, fastest first; before them the best one of kind ``first``."""
+        """Best layouts, fastest first.
+
+        With ``first``, before them the best one of that kind and, if the place of the head is open,
+        the best with each.
+        """
         order = sorted(self.optima.items(), key=lambda item: item[1][0])
         first_ones = [layout for layout, (_, start) in order if start is first][:1]
+        for head in self.constraints.heads if first and self.model.head_free else ():
+            first_ones += [layout for layout, _ in order if layout.head is head][:1]
         layouts = dict.fromkeys([*first_ones, *(layout for layout, _ in order)])
         return [ScoredLayout(self.optima[layout][0], layout) for layout in layouts]
 
@@ -336,7 +342,7 @@ class LayoutSearch:
             restart_moves = (1 - ALL_COUNTS_SHARE - BEST_COUNTS_SHARE) * moves
             restarts = max(2 * RESTARTS, round(restart_moves / RESTART_MOVES)) if outlines else 0
             layouts = [scored.layout for scored in self.ranked()]
-            # the best three with the head at each end; both are the same with one stage
+            # the best with the head at each end; both are the same with one stage
             known = [
                 layout
                 for head in self.constraints.heads

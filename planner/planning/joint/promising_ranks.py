@@ -43,13 +43,17 @@ def _best_of_ranks(
     layouts: LayoutSearch, ranks: Sequence[int], layers_by_stages: Mapping[int, StageLayers]
 ) -> list[ScoredLayout]:
     """The best layouts of ranks in this order, by estimate."""
-    every = [
-        layouts.scored(layout if len(layout.layers) == 1 else replace(layout, head=head))
-        for layout in rank_layouts(ranks, layouts.classes, layers_by_stages)
-        for head in layouts.constraints.heads
-    ]
-    feasible = [scored for scored in every if scored.value < math.inf]
-    return sorted(feasible, key=lambda scored: scored.value)[:MAX_IMPROVED]
+    best: dict[Layout, ScoredLayout] = {}
+    for head in layouts.constraints.heads:
+        every = [
+            layouts.scored(layout if len(layout.layers) == 1 else replace(layout, head=head))
+            for layout in rank_layouts(ranks, layouts.classes, layers_by_stages)
+        ]
+        feasible = [scored for scored in every if scored.value < math.inf]
+        # as many with each head: estimates of even layers say little about the heads
+        feasible = sorted(feasible, key=lambda scored: scored.value)[:MAX_IMPROVED]
+        best |= {scored.layout: scored for scored in feasible}
+    return sorted(best.values(), key=lambda scored: scored.value)
 
 
 def _on_one_region(
