@@ -422,6 +422,8 @@ def workload_of(args: argparse.Namespace) -> Workload:
             "precision",
         )
     }
+    if args.sequence is not None and args.sequence < 1:
+        raise ValueError(f"--sequence is {args.sequence}; give tokens per sample, at least 1")
     if Path(args.workload).is_dir():
         raise ValueError(
             f"{args.workload}: is a folder; give {Path(args.workload) / 'config.json'}"
@@ -474,6 +476,8 @@ def stop_of(
     """
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
+        if not args.seconds > 0:
+            raise ValueError(f"--seconds is {args.seconds:g}; give more than 0")
         MaxRuntime(args.seconds)  # validates the value
         limit_s = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
         rules.append(Deadline(time.perf_counter() + (limit_s or 0.0)))

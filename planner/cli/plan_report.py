@@ -162,6 +162,11 @@ def _notes(plan: TrainingPlan) -> Iterator[str]:
             "Stage 0 runs the head too, which shares the embedding's matrix. A head on the last "
             f"stage would need a copy of it, {copies}."
         )
+    if arch is not None and arch.sequence > arch.position_rows:
+        yield (
+            f"Sequences of {arch.sequence:,} tokens are longer than the {arch.position_rows:,} "
+            "positions that the model's configuration names."
+        )
     if arch is not None and arch.experts is not None:
         yield (
             f"{plan.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "

@@ -243,15 +243,15 @@ def _check_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
 
 
 def _number(
-    factor: float, integer: bool = False, most: float = math.inf
+    factor: float, integer: bool = False, most: float = math.inf, least: str = "> 0"
 ) -> Callable[[str, str, int], float | int]:
     def read(value: str, column: str, line: int) -> float | int:
         number = number_in(value)
         if integer and not value.isdecimal():
             number = math.nan
-        if not 0 < number < 1e300:
+        if not number > 0:
             kind = "a whole number" if integer else "a number"
-            remedy = number_remedy(value, f"give {kind} > 0, or nothing")
+            remedy = number_remedy(value, f"give {kind} {least}, or nothing")
             raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
         if number > most:
             raise NetworkError(
@@ -269,7 +269,7 @@ def _number(
 
 
 def _price(value: str, column: str, line: int) -> float:
-    return 0.0 if number_in(value) == 0 else float(_number(1.0)(value, column, line))
+    return 0.0 if number_in(value) == 0 else float(_number(1.0, least=">= 0")(value, column, line))
 
 
 def _text(value: str, _: str, __: int) -> str:

@@ -152,7 +152,9 @@ class PlanningProblem:
         if len(able) == len(cluster):
             return cls(cluster, workload, request, seed)
         if not len(able):
-            raise ProblemError("no device can compute; give one that can")
+            raise ProblemError(
+                "no device can compute: can_compute is no for every one; give one that can"
+            )
         return cls(cluster.subset(able.tolist()), workload, request, seed, cluster)
 
 

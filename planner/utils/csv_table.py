@@ -114,6 +114,6 @@ def number_remedy(cell: str, otherwise: str) -> str:
     """Remedy for a cell that is not a number."""
     if DECIMAL_COMMA.fullmatch(cell):
         return "write decimals with a point, and thousands without commas"
-    if WITH_UNIT.fullmatch(cell):
+    if WITH_UNIT.fullmatch(cell) and not NUMBER.fullmatch(cell):
         return "give the number alone, in the unit that the column's name says"
     return otherwise

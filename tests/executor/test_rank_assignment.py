@@ -190,6 +190,10 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
     [
         (["--every", "5"], "--every is for --checkpoint; add that, or leave it out"),
         (["--shuffle", "5"], "--shuffle is for --data; add that, or leave it out"),
+        (
+            ["--schedule-steps", "5"],
+            "--schedule-steps is for --schedule cosine; add that, or leave it out",
+        ),
         (["--eval-every", "5"], "--eval-every is for --eval-data; add that, or leave it out"),
         (["--eval-batches", "5"], "--eval-batches is for --eval-data; add that, or leave it out"),
     ],

@@ -306,6 +306,8 @@ def test_sites_that_contradict_themselves(tmp_path: Path, rows: str, message: st
         ("name\n", "no rows"),
         ("name,gpu\nn/0,Z80\n", "line 2: gpu 'Z80' is no GPU in the table; choose one of"),
         ("name,tflops\nn/0,fast\n", "line 2: tflops is 'fast'; give a number > 0"),
+        ("name,memory_gb\nn/0,1e400\n", "memory_gb is '1e400', but no device has more"),
+        ("name,usd_per_hour\nn/0,-1\n", "usd_per_hour is '-1'; give a number >= 0, or nothing"),
         ("name,count\nn/0,1.5\n", "line 2: count is '1.5'; give a whole number"),
         ("name,memory_gb\nn/0,-1\n", "line 2: memory_gb is '-1'"),
         ("name,upload_mbps\nn/0,1e200\n", "line 2: upload_mbps is '1e200'; in SI units it must"),
@@ -351,7 +353,7 @@ def test_device_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
     made = pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1)).plan
     assert made is not None and made.left_out == ("n/1",)
     cluster = cluster.replace(devices=pl.Devices(1e12, 1e9, can_compute=False))
-    with pytest.raises(ValueError, match="no device can compute; give one that can"):
+    with pytest.raises(ValueError, match="no device can compute: can_compute is no"):
         pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1))
 
 

@@ -509,6 +509,7 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ),
         ("a.txt", "Connecting to host b, port 5201\n", "run it with --json"),
         ("a.json", '{"a": 1}', "not of iperf3, nor of mtr --json"),
+        ("a.json", '{"assignment": {}, "averaging": {}}', "is a plan; give the network"),
         ("a.json", "[[1, 2], [3, 4]]", "not of iperf3, nor of mtr --json"),
         ("a.csv", "# figures\nsource,destination,rtt_ms\na,b,1\n", "line 1 must be the header"),
         ("a.json", '{"report": {"mtr": {}, "hubs": []}}', "all that mtr --json wrote"),

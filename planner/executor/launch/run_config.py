@@ -252,6 +252,8 @@ class RunConfig:
         for name, modified in MODIFIER_OF.items():
             if self._is_set(name) and not self._is_set(modified):
                 raise Refusal(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
+        if self._is_set("schedule_steps") and self.schedule != LRSchedule.COSINE:
+            raise Refusal("--schedule-steps is for --schedule cosine; add that, or leave it out")
         self.optimizer_config(), self.training_data(), self.evaluation_data()
 
     def validate_for_plan(self, plan: TrainingPlan) -> None:

@@ -22,6 +22,8 @@ REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_
 def read_iperf3(text: str, names: Mapping[str, str]) -> Measurements:
     """Bandwidth of a run."""
     data = parse_json(text, "what iperf3 wrote", error=NetworkError, second=REVERSE)
+    if isinstance(data, dict) and {"assignment", "averaging"} <= data.keys():
+        raise NetworkError("is a plan; give the network that it was made for, as measured")
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
         raise NetworkError(
             "has no field 'start': not of iperf3, nor of mtr --json, a matrix or a network "
