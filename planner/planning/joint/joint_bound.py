@@ -34,6 +34,7 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.planning.calibrated import fastest_measured
+from planner.planning.joint.site_bound import site_bound_s
 from planner.planning.joint.stage_requirements import (
     KEPT_BLOCKS,
     DevicePool,
@@ -197,8 +198,9 @@ def long_run_bound_s(
     """Lower bound in seconds per step in the long run; a single step may be shorter.
 
     Between the ends of two of its rounds, every stage does all its work of a step, so the first t
-    steps from an idle system take at least t times this. The value is only printed: no certificate
-    holds it, and the checker does not recompute it.
+    steps from an idle system take at least t times this; and at least t times what sites need for
+    their part of a step. The value is only printed: no certificate holds it, and the checker does
+    not recompute it.
 
     Parameters
     ----------
@@ -218,7 +220,16 @@ def long_run_bound_s(
         for head in heads
     ]
     split_weight_of = _least_of([_split_weight_in_long_run(each) for each in requirements])
-    return _best_weights(pool, split_weight_of, requirements[0].scale_s)[0] / every_steps
+    of_stages_s = _best_weights(pool, split_weight_of, requirements[0].scale_s)[0] / every_steps
+    of_sites_s = site_bound_s(
+        cluster,
+        workload,
+        wire_ratio,
+        every_steps=every_steps,
+        has_aggregators=aggregators_in is not None,
+        heads=heads,
+    )
+    return max(of_stages_s, of_sites_s)
 
 
 def _split_weight_in_long_run(

@@ -1,0 +1,188 @@
+"""Lower bound on the mean step from what sites can compute behind their lines.
+
+A site is a set of devices that sends and receives through one line; a device without one is a site
+by itself. Of the n microbatches of a step, a site runs a share y_l through layer l, and the shares
+of all sites add up to 1 for every layer. In the mean over many steps, of D seconds each, a site
+
+- computes no more than its devices can: the sum of y_l c_l is at most D times their FLOP/s, with
+  c_l the FLOPs of a step in layer l;
+- sends and receives n z |y_l - y_(l+1)| bytes of activations and gradients between neighbouring
+  layers at least, with z the size of the smallest message;
+- sends and receives as many bytes as layer l has gradients (or parameters, if these are fewer)
+  where 0 < y_l < 1: devices elsewhere have the layer too, and both need gradients of the other;
+- holds the state of all layers of which it runs some.
+
+Let h be the largest share of a site, k the number of layers it runs, and e the sum of its shares of
+the first and the last layer. If it leaves out some layer, the differences add up to at least h, and
+to 2 h - e. So its part w of all FLOPs is one of these, and never more than its devices allow:
+
+- 1, if it trains alone, or if its line carries the gradients of one layer at least;
+- that of k layers as a whole, if its line carries max(1, 2 - e) n z bytes;
+- h times that of k layers, if its line carries their gradients and max(h, 2 h - e) n z bytes.
+
+A step needs parts that add up to 1, and e adds up to 2 over all sites. With any price p of e, the
+sum of the largest w - p e of all sites must reach 1 - 2 p. The bound is the smallest D for which it
+does, for all of some prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.network.cluster import Cluster, device_limits
+from planner.planning.joint.device_classes import Floats
+from planner.training_plan.choices import Head
+from planner.workload.costs import BACKWARD_TO_FORWARD, stage_costs
+from planner.workload.workload import Workload
+
+PRICES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+"""Prices of e that are tried."""
+HALVINGS, DOUBLINGS = 40, 200
+ROUNDING = 1e-9
+"""Parts of a step may add up to as much less: whole layers add up to it exactly."""
+
+
+def site_bound_s(
+    cluster: Cluster,
+    workload: Workload,
+    wire_ratio: float = 1.0,
+    *,
+    every_steps: int = 1,
+    has_aggregators: bool = False,
+    heads: Sequence[Head] = (Head.LAST,),
+) -> float:
+    """Lower bound in seconds on the mean step of every plan, over many steps.
+
+    Parameters
+    ----------
+    cluster, workload
+        The devices that can compute, and what they train.
+    wire_ratio
+        Bytes of encoded gradients over unencoded ones.
+    every_steps
+        H, if one step in H averages.
+    has_aggregators
+        Whether other devices may reduce gradients, and send from the sites of these.
+    heads
+        Ends of the pipeline that may run head and loss.
+
+    Returns
+    -------
+    float
+        Seconds; infinite if no devices suffice.
+    """
+    ratio = min(wire_ratio, workload.spread_ratio) / every_steps
+    sites = (
+        _Sites(cluster, names, workload, ratio, heads, by_devices=not has_aggregators)
+        for names in _partitions(cluster)
+    )
+    return max(each.least_s() for each in sites)
+
+
+def _partitions(cluster: Cluster) -> list[list[str]]:
+    """Sites by device: the innermost, and the outermost if there are sites around sites."""
+    devices = cluster.devices
+    if devices.sites is None:
+        return [list(cluster.network.ids)]
+    around = [devices.sites_around(d) for d in range(len(cluster))]
+    both = [[sites[0] for sites in around], [sites[-1] for sites in around]]
+    return both if both[0] != both[1] else both[:1]
+
+
+class _Sites:
+    """Sites of equal figures, and what a step asks of them.
+
+    Parameters
+    ----------
+    site_of
+        The site of every device.
+    gradient_ratio
+        Bytes that a step sends of a layer's gradients, over those of all in their own format.
+    by_devices
+        Whether a site's devices limit what it sends and receives.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        site_of: Sequence[str],
+        workload: Workload,
+        gradient_ratio: float,
+        heads: Sequence[Head],
+        *,
+        by_devices: bool,
+    ) -> None:
+        names, index = np.unique(np.array(site_of), return_inverse=True)
+        devices, line = cluster.devices, np.full(len(names), np.inf)
+        for of_site in (devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s):
+            limits = [(of_site or {}).get(name, np.inf) for name in names.tolist()]
+            line = np.minimum(line, limits)
+        # a device without a site sends and receives all by itself
+        for of_device in device_limits(cluster) if by_devices or devices.sites is None else ():
+            line = np.minimum(line, np.bincount(index, weights=of_device))
+        sums = (np.bincount(index, weights=x) for x in (cluster.flops, cluster.memory_bytes))
+        rows, self.counts = np.unique(np.stack([*sums, line]), axis=1, return_counts=True)
+        self.flops_per_s, self.memory, self.line = rows[:, :, None]
+        layers = [stage_costs(workload, k, k + 1) for k in range(len(workload.layers))]
+        self.microbatches = workload.batch_samples // workload.microbatch_samples
+        flops = np.array([(1 + BACKWARD_TO_FORWARD) * x.forward_flops for x in layers])
+        whole = stage_costs(workload, 0, len(layers), with_head=True)
+        self.flops = self.microbatches * (flops.sum() + whole.head_flops)
+        # the head of one end, on any layer: the parts of k layers are those of the largest
+        last = len(layers) - 1 if heads[0] is Head.LAST else 0
+        flops[last if len(heads) == 1 else int(np.argmax(flops))] += whole.head_flops
+        self.part = np.cumsum(np.sort(flops)[::-1]) / flops.sum()
+        gradients = np.sort([x.gradient_bytes for x in layers]) * gradient_ratio
+        self.least_gradients, self.gradients = gradients[0], np.cumsum(gradients)
+        state = np.cumsum(np.sort([x.state_bytes for x in layers]))
+        # how many layers fit, by site
+        self.fits = state <= self.memory * (1 + 1e-6)
+        self.message_bytes = self.microbatches * min(
+            (x.output_bytes for x in layers[:-1]), default=0.0
+        )
+
+    def least_s(self) -> float:
+        """Smallest seconds in which parts of all sites add up to a step."""
+        high = self.flops / float((self.flops_per_s[:, 0] * self.counts).sum())
+        for _ in range(DOUBLINGS):
+            if self.suffice(high):
+                break
+            high *= 2
+        else:
+            return np.inf
+        low = 0.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.suffice(middle) else (middle, high)
+        return low
+
+    def suffice(self, seconds: float) -> bool:
+        """Whether sites may do a step in this time, at every price."""
+        seconds *= 1 + ROUNDING
+        work = np.minimum(seconds * self.flops_per_s / self.flops, 1.0)
+        sent = seconds * self.line
+        return all(self._value(work, sent, price) >= 1 - 2 * price - ROUNDING for price in PRICES)
+
+    def _value(self, work: Floats, sent: Floats, price: float) -> float:
+        """The sum of the largest w - p e of all sites."""
+        best = np.zeros(len(work))
+        alone = self.fits[:, -1:] & ((work >= 1) | (sent >= self.least_gradients))
+        best = np.maximum(best, np.where(alone, work, 0.0)[:, 0])
+        part, fits = self.part[:-1], self.fits[:, :-1]
+        if len(part) and self.message_bytes > 0:
+            whole = sent / self.message_bytes
+            end = np.maximum(2 - whole, 0.0)
+            values = np.where(whole >= 1, np.minimum(work, part) - price * end, 0.0)
+            best = np.maximum(best, np.where(fits, values, 0.0).max(axis=1))
+            carried = (sent - self.gradients[:-1]) / self.message_bytes
+            low, high = np.minimum(carried / 2, 1.0), np.minimum(carried, 1.0)
+            for share in (low, np.clip(work / part, low, high), high):
+                end = np.maximum(2 * share - carried, 0.0)
+                values = np.minimum(work, share * part) - price * end
+                possible = fits & (carried >= 0)
+                best = np.maximum(best, np.where(possible, values, 0.0).max(axis=1))
+        elif len(part):
+            best = np.maximum(best, np.where(fits, np.minimum(work, part), 0.0).max(axis=1))
+        return float(best @ self.counts)
