@@ -34,6 +34,9 @@ def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> 
         )
     )
     sites = [f"site {k}" for k in rng.integers(0, 4, n)] if rng.random() < 0.8 else None
+    inner, outer = (
+        rng.permutation(sorted(set(sites or [])))[:2] if len(set(sites or [])) > 1 else (0, 0)
+    )
     scale = 10.0 ** rng.uniform(-1, 1.5)
     up, down = (
         {site: float(rng.uniform(3, 60) * scale) for site in sorted(set(sites or []))} or None
@@ -45,6 +48,7 @@ def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> 
         sites=sites,
         site_upload_bytes_per_s=up,
         site_download_bytes_per_s=down,
+        site_within={str(inner): str(outer)} if inner and rng.random() < 0.5 else None,
     )
     rate, latency = rng.uniform(0.3, 1, (n, n)) * 100 * scale, rng.uniform(0, 0.02, (n, n))
     cluster = pl.Cluster(pl.Network(latency, rate), devices)
@@ -105,6 +109,31 @@ def test_only_two_sites_are_ends_of_a_pipeline() -> None:
     assert 10.0 <= bound == pytest.approx(12.0, rel=1e-6)
     two = pl.Cluster(network, devices).subset([0, 1])
     assert site_bound_s(two, workload) == pytest.approx(24.0, rel=1e-6)
+
+
+def test_devices_beside_a_site_within_theirs_reach_it_without_their_line() -> None:
+    """A machine in a building, and a device of the building: only the machine's line counts."""
+    network = pl.Network(np.zeros((2, 2)), np.full((2, 2), 1e6))
+    nothing = Layer("nothing", 0, 0.0, 0.0, 0.0)
+    layers = tuple(Layer(f"layer {k}", 10**4, 20.0, 5.0, 1.0) for k in range(2))
+    workload = pl.Workload("two", nothing, layers, nothing, 10)
+    for slow, expected in (("building", 6.0), ("machine", 12.0)):
+        devices = pl.Devices(
+            100.0,
+            1e9,
+            sites=["building", "machine"],
+            site_within={"machine": "building"},
+            site_upload_bytes_per_s={slow: 1.0},
+        )
+        bound = site_bound_s(pl.Cluster(network, devices), workload)
+        assert bound == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_model_without_flops_has_no_bound() -> None:
+    """Nothing is computed, so that no part of a step is."""
+    cluster, workload = two_machines(1, 1.0)
+    layers = tuple(replace(layer, forward_flops=0.0) for layer in workload.layers)
+    assert site_bound_s(cluster, workload.replace(layers=layers)) == 0.0
 
 
 def test_random_jobs_with_slow_lines_have_a_higher_bound() -> None:

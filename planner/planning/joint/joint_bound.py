@@ -198,9 +198,9 @@ def long_run_bound_s(
     """Lower bound in seconds per step in the long run; a single step may be shorter.
 
     Between the ends of two of its rounds, every stage does all its work of a step, so the first t
-    steps from an idle system take at least t times this; and at least t times what sites need for
-    their part of a step. The value is only printed: no certificate holds it, and the checker does
-    not recompute it.
+    steps from an idle system, a multiple of H, take at least t times this; and at least t times
+    what sites need for their part of a step. The value is only printed: no certificate holds it,
+    and the checker does not recompute it.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """Lower bound on the mean step from what sites can compute behind their lines.
 
 A site is a set of devices that sends and receives through one line; a device without one is a site
-by itself. Of the n microbatches of a step, a site runs a share y_l through layer l, and the shares
-of all sites add up to 1 for every layer. In the mean over many steps, of D seconds each, a site
+by itself, and devices beside a site within theirs are one without a line. Of the n microbatches of
+a step, a site runs a share y_l through layer l, and the shares of all sites add up to 1 for every
+layer. In the mean over many steps, of D seconds each, a site
 
 - computes no more than its devices can: the sum of y_l c_l is at most D times their FLOP/s, with
   c_l the FLOPs of a step in layer l;
@@ -27,6 +28,7 @@ does, for all of some prices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -116,9 +118,13 @@ class _Sites:
     ) -> None:
         names, index = np.unique(np.array(site_of), return_inverse=True)
         devices, line = cluster.devices, np.full(len(names), np.inf)
+        # devices beside a site within theirs reach it without their line
+        total = Counter(site for d in range(len(cluster)) for site in devices.sites_around(d))
+        counts = zip(names.tolist(), np.bincount(index).tolist(), strict=True)
+        complete = {name for name, count in counts if total[name] == count}
         for of_site in (devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s):
-            limits = [(of_site or {}).get(name, np.inf) for name in names.tolist()]
-            line = np.minimum(line, limits)
+            stated = {name: rate for name, rate in (of_site or {}).items() if name in complete}
+            line = np.minimum(line, [stated.get(name, np.inf) for name in names.tolist()])
         # a device without a site sends and receives all by itself
         for of_device in device_limits(cluster) if by_devices or devices.sites is None else ():
             line = np.minimum(line, np.bincount(index, weights=of_device))
@@ -145,6 +151,8 @@ class _Sites:
 
     def least_s(self) -> float:
         """Smallest seconds in which parts of all sites add up to a step."""
+        if self.flops == 0:
+            return 0.0
         high = self.flops / float((self.flops_per_s[:, 0] * self.counts).sum())
         for _ in range(DOUBLINGS):
             if self.suffice(high):
