@@ -139,7 +139,7 @@ class _Sites:
         # the head of one end, on any layer: the parts of k layers are those of the largest
         last = len(layers) - 1 if heads[0] is Head.LAST else 0
         flops[last if len(heads) == 1 else int(np.argmax(flops))] += whole.head_flops
-        self.part = np.cumsum(np.sort(flops)[::-1]) / flops.sum()
+        self.part = np.cumsum(np.sort(flops)[::-1]) / (flops.sum() or 1.0)
         gradients = np.sort([x.gradient_bytes for x in layers]) * gradient_ratio
         self.least_gradients, self.gradients = gradients[0], np.cumsum(gradients)
         state = np.cumsum(np.sort([x.state_bytes for x in layers]))
