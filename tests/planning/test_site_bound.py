@@ -111,7 +111,7 @@ def test_only_two_sites_are_ends_of_a_pipeline() -> None:
     assert site_bound_s(two, workload) == pytest.approx(24.0, rel=1e-6)
 
 
-def test_devices_beside_a_site_within_theirs_reach_it_without_their_line() -> None:
+def test_devices_reach_a_site_within_theirs_without_their_own_line() -> None:
     """A machine in a building, and a device of the building: only the machine's line counts."""
     network = pl.Network(np.zeros((2, 2)), np.full((2, 2), 1e6))
     nothing = Layer("nothing", 0, 0.0, 0.0, 0.0)

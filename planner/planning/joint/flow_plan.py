@@ -222,8 +222,7 @@ class LayoutContext:
         devices, costs = np.array(paths), self.shape.costs(self.problem.workload)
         prices, cluster = self.problem.request.prices, self.problem.cluster
         usd = self.averaging_usd
-        returns = self.shape.head_stage < len(costs) - 1
-        for j, cost in enumerate(costs if returns else costs[:-1]):
+        for j, cost in enumerate(costs if self.layout.returns else costs[:-1]):
             ends = devices[:, j], devices[:, (j + 1) % len(costs)]
             for source, destination in (ends, ends[::-1]):
                 usd_per_byte = pair_prices(prices, cluster, source, destination)

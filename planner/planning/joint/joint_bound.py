@@ -34,6 +34,7 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.planning.calibrated import fastest_measured
+from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.site_bound import site_bound_s
 from planner.planning.joint.stage_requirements import (
     KEPT_BLOCKS,
@@ -67,7 +68,6 @@ WEIGHTS: tuple[DualWeights, ...] = (
 )
 """Each gives a bound, the best of which counts; all are equal if devices are."""
 
-HALVINGS, DOUBLINGS = 30, 200
 ROUNDING = 1e-9
 """Relative: limits so much shorter than a stage's shortest are impossible."""
 SENSITIVITY = 0.01
@@ -283,11 +283,16 @@ def _best_weights(
     """The highest bound over all weights, and its weights."""
     best_s, best_weights = 0.0, WEIGHTS[0]
     for weights in WEIGHTS[:1] if pool.identical else WEIGHTS:
-        split_weight_at = split_weight_of(weights)
-        if best_s == 0 or split_weight_at(best_s) > BUDGET:
-            best_s = max(best_s, _least_feasible_s(split_weight_at, scale_s))
+        suffice = partial(_within_budget, split_weight_of(weights))
+        if best_s == 0 or not suffice(best_s):
+            best_s = max(best_s, least_feasible_s(suffice, scale_s))
             best_weights = weights
     return best_s, best_weights
+
+
+def _within_budget(split_weight_at: SplitWeight, limit: float) -> bool:
+    """Whether all devices suffice for the lightest split."""
+    return split_weight_at(limit) <= BUDGET
 
 
 def _split_weight_from_any_stage(
@@ -443,19 +448,3 @@ def _lightest_split(
             )
         least[stop] = last
     return float(least[layers])
-
-
-def _least_feasible_s(split_weight_at: SplitWeight, scale_s: float) -> float:
-    """Smallest seconds at which the devices suffice for all stages, rounded down."""
-    high = scale_s
-    for _ in range(DOUBLINGS):
-        if split_weight_at(high) <= BUDGET:
-            break
-        high *= 2
-    else:
-        return np.inf
-    low = high / 2 if high > scale_s else 0.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if split_weight_at(middle) <= BUDGET else (middle, high)
-    return low

@@ -56,6 +56,11 @@ class Layout:
         return self.head.stage(len(self.layers))
 
     @property
+    def returns(self) -> bool:
+        """Whether microbatches go from the last stage to the head on the first, and back."""
+        return self.head_stage < len(self.layers) - 1
+
+    @property
     def layer_counts(self) -> tuple[int, ...]:
         """Layers in each stage."""
         return tuple(stop - start for start, stop in self.layers)

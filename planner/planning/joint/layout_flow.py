@@ -75,7 +75,7 @@ def flow_of(
     """
     nodes = FlowNodes.of(layout)
     stage, device_class, num_devices = nodes
-    returns, stages = layout.head_stage < len(costs) - 1, len(costs)
+    returns, stages = layout.returns, len(costs)
     output_bytes = np.array([cost.output_bytes for cost in costs])
     if not returns:
         output_bytes[-1] = 0.0

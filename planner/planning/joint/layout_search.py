@@ -563,7 +563,7 @@ class LayoutSearch:
             state.counts[:stages].tolist(),
             state.cuts[: stages + 1].tolist(),
             state.recompute[:stages].tolist(),
-            Head.FIRST if state.head_first[0] else Head.LAST,
+            _head_of(state),
         )
 
     def _empty_state(self) -> LayoutState:
@@ -619,7 +619,7 @@ class LayoutSearch:
             float(self.classes.memory_bytes[np.flatnonzero(row)].min())
             for row in state.counts[:stages]
         ]
-        filled = self._filled(tuple(smallest), Head.FIRST if state.head_first[0] else Head.LAST)
+        filled = self._filled(tuple(smallest), _head_of(state))
         if filled.share <= 1.0:
             state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
 
@@ -755,6 +755,10 @@ class LayoutSearch:
         state.cuts[: stages + 1] = [0, *(stop for _, stop in layout.layers)]
         state.recompute[:stages] = layout.recompute
         return state
+
+
+def _head_of(state: LayoutState) -> Head:
+    return Head.FIRST if state.head_first[0] else Head.LAST
 
 
 def _with_shifted_layers(layout: Layout) -> Iterator[Layout]:

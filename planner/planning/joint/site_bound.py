@@ -1,9 +1,9 @@
 """Lower bound on the mean step from what sites can compute behind their lines.
 
 A site is a set of devices that sends and receives through one line; a device without one is a site
-by itself, and devices beside a site within theirs are one without a line. Of the n microbatches of
-a step, a site runs a share y_l through layer l, and the shares of all sites add up to 1 for every
-layer. In the mean over many steps, of D seconds each, a site
+by itself, and devices whose site contains another one are a site without a line. Of the n
+microbatches of a step, a site runs a share y_l through layer l, and the shares of all sites add up
+to 1 for every layer. In the mean over many steps, of D seconds each, a site
 
 - computes no more than its devices can: the sum of y_l c_l is at most D times their FLOP/s, with
   c_l the FLOPs of a step in layer l;
@@ -34,6 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
+from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.device_classes import Floats
 from planner.training_plan.choices import Head
 from planner.workload.costs import BACKWARD_TO_FORWARD, stage_costs
@@ -41,7 +42,6 @@ from planner.workload.workload import Workload
 
 PRICES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 """Prices of e that are tried."""
-HALVINGS, DOUBLINGS = 40, 200
 ROUNDING = 1e-9
 """Parts of a step may add up to as much less: whole layers add up to it exactly."""
 
@@ -75,6 +75,8 @@ def site_bound_s(
     float
         Seconds; infinite if no devices suffice.
     """
+    if workload.forward_flops == 0:
+        return 0.0
     ratio = min(wire_ratio, workload.spread_ratio) / every_steps
     sites = (
         _Sites(cluster, names, workload, ratio, heads, by_devices=not has_aggregators)
@@ -118,7 +120,7 @@ class _Sites:
     ) -> None:
         names, index = np.unique(np.array(site_of), return_inverse=True)
         devices, line = cluster.devices, np.full(len(names), np.inf)
-        # devices beside a site within theirs reach it without their line
+        # the devices of a site reach one within it without their own line
         total = Counter(site for d in range(len(cluster)) for site in devices.sites_around(d))
         counts = zip(names.tolist(), np.bincount(index).tolist(), strict=True)
         complete = {name for name, count in counts if total[name] == count}
@@ -135,11 +137,11 @@ class _Sites:
         self.microbatches = workload.batch_samples // workload.microbatch_samples
         flops = np.array([(1 + BACKWARD_TO_FORWARD) * x.forward_flops for x in layers])
         whole = stage_costs(workload, 0, len(layers), with_head=True)
-        self.flops = self.microbatches * (flops.sum() + whole.head_flops)
         # the head of one end, on any layer: the parts of k layers are those of the largest
         last = len(layers) - 1 if heads[0] is Head.LAST else 0
         flops[last if len(heads) == 1 else int(np.argmax(flops))] += whole.head_flops
-        self.part = np.cumsum(np.sort(flops)[::-1]) / (flops.sum() or 1.0)
+        self.flops = self.microbatches * flops.sum()
+        self.part = np.cumsum(np.sort(flops)[::-1]) / flops.sum()
         gradients = np.sort([x.gradient_bytes for x in layers]) * gradient_ratio
         self.least_gradients, self.gradients = gradients[0], np.cumsum(gradients)
         state = np.cumsum(np.sort([x.state_bytes for x in layers]))
@@ -151,20 +153,8 @@ class _Sites:
 
     def least_s(self) -> float:
         """Smallest seconds in which parts of all sites add up to a step."""
-        if self.flops == 0:
-            return 0.0
-        high = self.flops / float((self.flops_per_s[:, 0] * self.counts).sum())
-        for _ in range(DOUBLINGS):
-            if self.suffice(high):
-                break
-            high *= 2
-        else:
-            return np.inf
-        low = 0.0
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.suffice(middle) else (middle, high)
-        return low
+        scale_s = self.flops / float((self.flops_per_s[:, 0] * self.counts).sum())
+        return least_feasible_s(self.suffice, scale_s)
 
     def suffice(self, seconds: float) -> bool:
         """Whether sites may do a step in this time, at every price."""
@@ -175,9 +165,8 @@ class _Sites:
 
     def _value(self, work: Floats, sent: Floats, price: float) -> float:
         """The sum of the largest w - p e of all sites."""
-        best = np.zeros(len(work))
         alone = self.fits[:, -1:] & ((work >= 1) | (sent >= self.least_gradients))
-        best = np.maximum(best, np.where(alone, work, 0.0)[:, 0])
+        best = np.where(alone, work, 0.0)[:, 0]
         part, fits = self.part[:-1], self.fits[:, :-1]
         if len(part) and self.message_bytes > 0:
             whole = sent / self.message_bytes
