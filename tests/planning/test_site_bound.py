@@ -86,7 +86,8 @@ def two_machines(parameters: int, line: float) -> tuple[pl.Cluster, pl.Workload]
         (10**4, 1e6, 6.0),  # half of the FLOPs each
         (10**4, 8.0, 50 / 8),  # a stage each, 50 bytes of activations
         (10**4, 1.0, 12.0),  # one machine alone
-        (1, 1.0, 6.0),  # each has all layers, and sends 4 bytes of gradients of one of them
+        (1, 1.0, 12.0),  # 4 bytes of gradients a layer take 8 s
+        (1, 5.0, 6.8),  # half of the FLOPs each, and a round of one layer
     ],
 )
 def test_what_limits_two_machines(parameters: int, line: float, expected: float) -> None:

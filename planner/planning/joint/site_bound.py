@@ -6,7 +6,8 @@ microbatches of a step, a site runs a share y_l through layer l, and the shares 
 to 1 for every layer. In the mean over many steps, of D seconds each, a site
 
 - computes no more than its devices can: the sum of y_l c_l is at most D times their FLOP/s, with
-  c_l the FLOPs of a step in layer l;
+  c_l the FLOPs of a step in layer l. No device computes during a round of its stage, in which the
+  last gradients of a layer that is elsewhere, too, leave the site or reach it;
 - sends and receives n z |y_l - y_(l+1)| bytes of activations and gradients between neighbouring
   layers at least, with z the size of the smallest message;
 - sends and receives as many bytes as layer l has gradients (or parameters, if these are fewer)
@@ -17,7 +18,10 @@ Let h be the largest share of a site, k the number of layers it runs, and e the 
 the first and the last layer. If it leaves out some layer, the differences add up to at least h, and
 to 2 h - e. So its part w of all FLOPs is one of these, and never more than its devices allow:
 
-- 1, if it trains alone, or if its line carries the gradients of one layer at least;
+- 1, if it trains alone;
+- less, with some of all layers as a whole, if its line carries (1 - w) n z bytes, as its smallest
+  share is at most w, and the gradients of so many layers that it can leave out 1 - w;
+- less, with no layer as a whole, if its line carries the gradients of all layers;
 - that of k layers as a whole, if its line carries max(1, 2 - e) n z bytes;
 - h times that of k layers, if its line carries their gradients and max(h, 2 h - e) n z bytes.
 
@@ -119,20 +123,28 @@ class _Sites:
         by_devices: bool,
     ) -> None:
         names, index = np.unique(np.array(site_of), return_inverse=True)
-        devices, line = cluster.devices, np.full(len(names), np.inf)
+        devices, lines = cluster.devices, []
         # the devices of a site reach one within it without their own line
         total = Counter(site for d in range(len(cluster)) for site in devices.sites_around(d))
         counts = zip(names.tolist(), np.bincount(index).tolist(), strict=True)
         complete = {name for name, count in counts if total[name] == count}
-        for of_site in (devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s):
+        of_sites = devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s
+        for of_site, of_device in zip(of_sites, device_limits(cluster), strict=True):
             stated = {name: rate for name, rate in (of_site or {}).items() if name in complete}
-            line = np.minimum(line, [stated.get(name, np.inf) for name in names.tolist()])
-        # a device without a site sends and receives all by itself
-        for of_device in device_limits(cluster) if by_devices or devices.sites is None else ():
-            line = np.minimum(line, np.bincount(index, weights=of_device))
+            line = np.array([stated.get(name, np.inf) for name in names.tolist()])
+            # a device without a site sends and receives all by itself
+            if by_devices or devices.sites is None:
+                line = np.minimum(line, np.bincount(index, weights=of_device))
+            lines.append(line)
         sums = (np.bincount(index, weights=x) for x in (cluster.flops, cluster.memory_bytes))
-        rows, self.counts = np.unique(np.stack([*sums, line]), axis=1, return_counts=True)
-        self.flops_per_s, self.memory, self.line = rows[:, :, None]
+        slowest = np.full(len(names), np.inf)
+        np.minimum.at(slowest, index, cluster.flops)
+        upload, download = lines
+        # the last gradients of a round are sent from this site, or from another one to it
+        final = np.maximum(upload, np.minimum(download, upload.max()))
+        table = np.stack([*sums, slowest, np.minimum(upload, download), final])
+        rows, self.counts = np.unique(table, axis=1, return_counts=True)
+        self.flops_per_s, self.memory, slowest, self.line, final = rows[:, :, None]
         layers = [stage_costs(workload, k, k + 1) for k in range(len(workload.layers))]
         self.microbatches = workload.batch_samples // workload.microbatch_samples
         flops = np.array([(1 + BACKWARD_TO_FORWARD) * x.forward_flops for x in layers])
@@ -143,7 +155,9 @@ class _Sites:
         self.flops = self.microbatches * flops.sum()
         self.part = np.cumsum(np.sort(flops)[::-1]) / flops.sum()
         gradients = np.sort([x.gradient_bytes for x in layers]) * gradient_ratio
-        self.least_gradients, self.gradients = gradients[0], np.cumsum(gradients)
+        self.gradients = np.cumsum(gradients)
+        # parts of a step that a site does not compute in rounds of k layers, at least
+        self.lost = slowest * self.gradients / final / self.flops
         state = np.cumsum(np.sort([x.state_bytes for x in layers]))
         # how many layers fit, by site
         self.fits = state <= self.memory * (1 + 1e-6)
@@ -165,8 +179,7 @@ class _Sites:
 
     def _value(self, work: Floats, sent: Floats, price: float) -> float:
         """The sum of the largest w - p e of all sites."""
-        alone = self.fits[:, -1:] & ((work >= 1) | (sent >= self.least_gradients))
-        best = np.where(alone, work, 0.0)[:, 0]
+        best = np.where(self.fits[:, -1], self._all_layers(work, sent), 0.0)
         part, fits = self.part[:-1], self.fits[:, :-1]
         if len(part) and self.message_bytes > 0:
             whole = sent / self.message_bytes
@@ -175,11 +188,26 @@ class _Sites:
             best = np.maximum(best, np.where(fits, values, 0.0).max(axis=1))
             carried = (sent - self.gradients[:-1]) / self.message_bytes
             low, high = np.minimum(carried / 2, 1.0), np.minimum(carried, 1.0)
-            for share in (low, np.clip(work / part, low, high), high):
+            averaging = work - self.lost[:, :-1]
+            for share in (low, np.clip(averaging / part, low, high), high):
                 end = np.maximum(2 * share - carried, 0.0)
-                values = np.minimum(work, share * part) - price * end
+                values = np.minimum(averaging, share * part) - price * end
                 possible = fits & (carried >= 0)
                 best = np.maximum(best, np.where(possible, values, 0.0).max(axis=1))
         elif len(part):
             best = np.maximum(best, np.where(fits, np.minimum(work, part), 0.0).max(axis=1))
         return float(best @ self.counts)
+
+    def _all_layers(self, work: Floats, sent: Floats) -> Floats:
+        """The largest part of a site that runs some of all layers."""
+        part = work
+        for _ in range(2):
+            # rounds of the layers that are left out in part leave less time, for even less
+            fewest = np.searchsorted(self.part, 1 - part[:, 0] - ROUNDING)
+            fewest = np.minimum(fewest, len(self.part) - 1)[:, None]
+            part = work - np.take_along_axis(self.lost, fewest, axis=1)
+        needed = self.message_bytes * (1 - part) + self.gradients[fewest]
+        some_whole = np.where(sent >= needed * (1 - ROUNDING), part, 0.0)
+        none_whole = np.where(sent >= self.gradients[-1], work - self.lost[:, -1:], 0.0)
+        values = np.where(work >= 1, 1.0, np.maximum(some_whole, none_whole))
+        return np.maximum(values, 0.0)[:, 0]

@@ -74,10 +74,13 @@ counted.
 The devices of a stage hold h microbatches between F and B, the more of its layers it recomputes; B
 includes F of these. An upstream stage may have run F before T for as many. There g' is n B, and (1)
 holds in two forms: with b and B alone, and with b = 0, B, H, and those F that the device with most
-memory cannot have run before T. Elsewhere g' = g. In the steady state b = q = 0 and e = r_m, and
-all bytes sent are received, so o / d_m <= D. There (7) holds: each microbatch takes t or longer
-from its F to its B, with its passes through all stages after this one, and on average over D at
-most h of them are on the way (Little's law).
+memory cannot have run before T. Elsewhere g' = g.
+
+In the steady state q = 0, and all bytes sent are received, so o / d_m <= D. A step's operations lie
+within those of each stage before, so e is the larger of r_m and all passes of one microbatch there.
+The B begin after F and all passes of one microbatch in the stages after this one, so g' is n B, and
+(1) holds with g and b = 0, too. Memory holds (7): each microbatch takes t or longer from its F to
+its B, and on average over D - e at most h of them are on the way (Little's law).
 
 `planner.planning.joint.joint_bound` finds the smallest D for which all stages together need no more
 than all devices have.
@@ -475,6 +478,8 @@ class StageRequirements:
         flops_after += np.where(self.head_flops > 0, 0.0, self.head_flops.max())
         self.away_s = flops_after / self.fastest + 2 * self.hop_out_s
         self.upstream_backward_s = 2 * flops_before[self.starts, None] / self.fastest
+        # before the first F and after the last B of a step, all passes of the stages before
+        self.upstream_s = 3 * flops_before[self.starts, None] / self.fastest + 2 * self.hop_in_s
 
     def _set_averaging(self) -> None:
         """Bytes and seconds of averaging, for the numbers of devices of a block."""
@@ -592,21 +597,27 @@ class StageRequirements:
         with np.errstate(divide="ignore"):
             held_s = self.microbatches * in_flight_s / self._live_sums(choice)  # (7)
         sent = self.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
-        before_round_s = np.maximum(
-            self.microbatches_per_device * flops / self.fastest,  # (1)
-            self.microbatches * self.output_bytes / self.most_down,  # (2)
+        backward_flops = self.backward_flops[choice]
+        first_backward_s = self.forward_flops / self.fastest + self.away_s
+        window_s = np.max(
+            np.broadcast_arrays(
+                self.microbatches_per_device * flops / self.fastest,  # (1)
+                first_backward_s + self.microbatches_per_device * backward_flops / self.fastest,
+                self.microbatches * self.output_bytes / self.most_down,  # (2)
+                held_s,
+            ),
+            axis=0,
         )
-        before_round_s = np.maximum(before_round_s, held_s)
-        zeros = np.zeros_like(self.input_bytes)
+        tail_s = np.maximum(self.round_s, self.upstream_s)
         return Requirement(
             flops=self.microbatches * flops,
-            late_flops=self.microbatches * flops,
-            begin_s=zeros,
-            tail_s=self.round_s,
+            late_flops=self.microbatches * backward_flops,
+            begin_s=first_backward_s,
+            tail_s=tail_s,
             # all bytes that a stage's neighbours and members send are received, too
-            least_s=np.maximum(before_round_s + self.round_s, sent / self.most_down),
+            least_s=np.maximum(window_s + tail_s, sent / self.most_down),
             sent=sent,
-            quiet_s=zeros,
+            quiet_s=np.zeros_like(self.input_bytes),
             fits=self.fits,
         )
 
