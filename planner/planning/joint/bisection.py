@@ -9,7 +9,9 @@ import numpy as np
 HALVINGS, DOUBLINGS = 30, 200
 
 
-def least_feasible_s(suffice: Callable[[float], bool], scale_s: float) -> float:
+def least_feasible_s(
+    suffice: Callable[[float], bool], scale_s: float, halvings: int = HALVINGS
+) -> float:
     """Smallest seconds at which devices suffice, rounded down; infinite if they never do.
 
     ``scale_s`` is the magnitude of a step.
@@ -22,7 +24,7 @@ def least_feasible_s(suffice: Callable[[float], bool], scale_s: float) -> float:
     else:
         return np.inf
     low = high / 2 if high > scale_s else 0.0
-    for _ in range(HALVINGS):
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (low, middle) if suffice(middle) else (middle, high)
     return low

@@ -43,6 +43,7 @@ from planner.planning.joint.stage_requirements import (
     Requirement,
     StageRequirements,
 )
+from planner.planning.joint.type_bound import type_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.step_bound import StepBound
 from planner.training_plan.choices import Head
@@ -221,6 +222,7 @@ def long_run_bound_s(
     ]
     split_weight_of = _least_of([_split_weight_in_long_run(each) for each in requirements])
     of_stages_s = _best_weights(pool, split_weight_of, requirements[0].scale_s)[0] / every_steps
+    of_types_s = min(type_bound_s(each, of_stages_s * every_steps) for each in requirements)
     of_sites_s = site_bound_s(
         cluster,
         workload,
@@ -229,7 +231,7 @@ def long_run_bound_s(
         has_aggregators=aggregators_in is not None,
         heads=heads,
     )
-    return max(of_stages_s, of_sites_s)
+    return max(of_stages_s, of_types_s / every_steps, of_sites_s)
 
 
 def _split_weight_in_long_run(

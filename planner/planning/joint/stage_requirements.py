@@ -103,6 +103,7 @@ from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MEMORY_SLACK = 1e-6
 """Relative: a plan may exceed the memory of its devices by rounding."""
@@ -347,8 +348,8 @@ class StageRequirements:
         self.least_up, self.most_up = _sorted_sums(pool.up)
         self.most_down = _sorted_sums(pool.down)[1]
         self.rtt_s = pool.rtt_s
-        has_exchange = pool.hierarchical or pool.regions > 0
-        line = np.sort(pool.up if has_exchange else np.minimum(pool.up, pool.down))[::-1]
+        self.has_exchange = pool.hierarchical or pool.regions > 0
+        line = np.sort(pool.up if self.has_exchange else np.minimum(pool.up, pool.down))[::-1]
         self.line, self.most_line = line, line.cumsum()
         self.fastest = float(pool.flops_per_s.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
@@ -445,8 +446,9 @@ class StageRequirements:
             np.minimum([_most_room(costs, -sizes) for costs in parts], self.microbatches)
             for parts in chosen
         ]
-        holding = -sizes >= _column(c.state_bytes for c in keeping)
-        self.num_holding = (holding * counts).sum(axis=1, keepdims=True)
+        self._sizes = sizes
+        self.holding = -sizes >= _column(c.state_bytes for c in keeping)
+        self.num_holding = (self.holding * counts).sum(axis=1, keepdims=True)
         self.holds_one = np.max([live[:, :1] for live in self.max_live], axis=0) >= 1
         self.min_devices = workload.optimizer_shards
 
@@ -483,23 +485,34 @@ class StageRequirements:
 
     def _set_averaging(self) -> None:
         """Bytes and seconds of averaging, for the numbers of devices of a block."""
-        pool = self.pool
-        vectors_sent = 2 * (self.m - 1)
-        if pool.has_aggregators or pool.hierarchical:
-            vectors_sent = np.where(self.m > 1, self.m, 0.0)
-        if pool.regions:
-            used = np.minimum(self.m, pool.regions)
-            vectors_sent = 2 * (used - 1) + 2 * self.unencoded_ratio * (self.m - used)
-        self.averaged_bytes = vectors_sent * self.vector_bytes
-        round_s = np.maximum(self.averaged_bytes / self.most_line, self.vector_bytes / self.line)
-        if pool.regions:
-            round_s = 2 * self.vector_bytes / self.most_line
+        self.averaged_bytes = self.vectors_sent(self.m) * self.vector_bytes
+        round_s = self.least_round_s(self.averaged_bytes, self.most_line, self.line)
         self.round_s = np.where(self.m > 1, round_s + self.rtt_s, 0.0)
         # nothing is sent while the last messages of a round travel; without a round, while the last
         # gradient travels through all stages before this one
         sends = (self.m > 1) & (self.vector_bytes > 0)
         self.unsent_s = np.where(sends, self.rtt_s, self.input_latency_s + self.upstream_backward_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.upstream_backward_s)
+
+    def vectors_sent(self, devices: Floats) -> Floats:
+        """How often a stage of so many devices sends the gradient vector, encoded, at least."""
+        pool = self.pool
+        if pool.regions:
+            used = np.minimum(devices, pool.regions)
+            return 2 * (used - 1) + 2 * self.unencoded_ratio * (devices - used)
+        if pool.has_aggregators or pool.hierarchical:
+            return np.where(devices > 1, devices, 0.0)
+        return 2 * (devices - 1)
+
+    def least_round_s(self, averaged_bytes: Floats, line: Floats, slowest_line: Floats) -> Floats:
+        """Seconds of a round of devices with these lines together, without latencies."""
+        if self.pool.regions:
+            return 2 * self.vector_bytes / line
+        return np.maximum(averaged_bytes / line, self.vector_bytes / slowest_line)
+
+    def size_of(self, memory_bytes: Floats) -> Ints:
+        """Columns of `max_live` and `holding` for devices of these sizes."""
+        return np.searchsorted(self._sizes, -memory_bytes * (1 + MEMORY_SLACK))
 
     @property
     def fits(self) -> NDArray[np.bool_]:

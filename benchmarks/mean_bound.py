@@ -1,6 +1,6 @@
-"""Bounds on the mean step: that of stages, that of sites, and the gap that the higher one leaves.
+"""Bounds on the mean step: of stages, of types of devices and of sites, and the gap they leave.
 
-    python -m benchmarks.site_bound [--effort 5] [--seeds 0 1 2] [--out FILE.md]
+    python -m benchmarks.mean_bound [--effort 5] [--seeds 0 1 2] [--out FILE.md]
 
 On the instances of `planner.bench.plan_instances` without machines, and on ten random jobs. Steps
 are those of the best plan of all seeds.
@@ -12,6 +12,7 @@ import argparse
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -40,9 +41,11 @@ def jobs() -> Iterator[tuple[str, Cluster, Workload]]:
         yield f"random job {k}", job.cluster, job.workload
 
 
-def stage_bound_s(cluster: Cluster, workload: Workload) -> float:
-    """Return the bound without that of sites."""
-    with patch.object(joint_bound, "site_bound_s", lambda *_, **__: 0.0):
+def without(cluster: Cluster, workload: Workload, *names: str) -> float:
+    """Return the bound on the mean without some parts of it."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patch.object(joint_bound, name, lambda *_, **__: 0.0))
         return joint_bound.long_run_bound_s(cluster, workload)
 
 
@@ -51,21 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--effort", type=float, default=5.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=report_path("site-bound"))
+    parser.add_argument("--out", type=Path, default=report_path("mean-bound"))
     args = parser.parse_args(argv)
     rows = [
-        "| instance | step | bound of stages | bound of sites | gap without sites | gap |",
-        "|---|---|---|---|---|---|",
+        "| instance | step | stages | types | sites | gap with stages alone | gap |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, cluster, workload in jobs():
         step_s = min(
             pl.plan(cluster, workload, stop=pl.Effort(args.effort), seed=seed).objective or 0.0
             for seed in args.seeds
         )
-        stages_s, sites_s = stage_bound_s(cluster, workload), site_bound_s(cluster, workload)
-        gaps = [1 - bound / step_s for bound in (stages_s, max(stages_s, sites_s))]
+        stages_s = without(cluster, workload, "type_bound_s", "site_bound_s")
+        types_s = without(cluster, workload, "site_bound_s")
+        sites_s = site_bound_s(cluster, workload)
+        gaps = [1 - bound / step_s for bound in (stages_s, max(types_s, sites_s))]
+        types = f"{types_s:.4g} s" if types_s > stages_s else ""
         rows.append(
-            f"| {name} | {step_s:.4g} s | {stages_s:.4g} s | {sites_s:.4g} s | "
+            f"| {name} | {step_s:.4g} s | {stages_s:.4g} s | {types} | {sites_s:.4g} s | "
             f"{gaps[0]:.1%} | {gaps[1]:.1%} |"
         )
         print(rows[-1], flush=True)
@@ -75,10 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"# Bounds on the mean step, {datetime.now(UTC):%Y-%m-%d}",
             "",
             f"{versions(*PACKAGES)}; {platform.machine()}, "
-            f"{os.cpu_count()} cores. Made by `python -m benchmarks.site_bound {words}`.",
+            f"{os.cpu_count()} cores. Made by `python -m benchmarks.mean_bound {words}`.",
             "",
             "Steps are those of the best plan of all seeds. The bound of stages takes all devices "
-            "as one pool, that of sites asks what each site can do behind its line "
+            "as one pool, that of types (given where it is higher) counts how many there are of "
+            "each type, and that of sites asks what each site can do behind its line "
             "([bounds](../../docs/explanation/bounds.md)).",
             "",
             *rows,

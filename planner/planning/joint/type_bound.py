@@ -1,0 +1,199 @@
+"""Lower bound on the mean step from the types of devices that stages consist of.
+
+Devices of equal speed, memory and links are of one type. `stage_requirements` assumes the m best
+devices of all for every stage of m devices; here a stage has a composition, the number of devices
+of each type, and all stages together have no more of a type than there are.
+
+A stage has W seconds for the operations of a step, D less what follows them (e in the steady state
+of `stage_requirements`, whose names are used here). In the mean, a device with f FLOP/s, up- and
+downloads of at least c bytes per second and room for h microbatches takes at most
+
+- W f / (F + B + H) microbatches, and (W - b) f / B, since all B begin b after the first operation;
+- (D c - v) / (a + z), as it sends and receives their messages, and its gradients if it averages;
+- W h / t, with t the time of a microbatch from its F to the end of its B.
+
+The devices of a stage together must take all n. If the cheapest split of the layers into such
+stages costs more than all devices, whatever each type's price, no plan has steps of D seconds. Good
+prices come from a linear program, which is right for any prices (column generation).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from planner.planning.joint.bisection import least_feasible_s
+from planner.planning.joint.device_classes import Floats, Ints
+from planner.planning.joint.stage_requirements import StageRequirements
+
+MAX_CASES = 2_000_000
+"""Compositions times parts of the layers. Similar types are merged until there are no more."""
+MAX_TYPES = 64
+"""With more types there is no such bound."""
+MAX_PRICES = 40
+"""Prices that are tried for each D."""
+ROUNDING = 1e-9
+HALVINGS = 14
+
+
+def type_bound_s(requirements: StageRequirements, known_s: float) -> float:
+    """Lower bound in seconds on the mean step, or 0 if it is no higher than a known bound."""
+    table, count = _types(requirements)
+    if len(count) < 2 or known_s == np.inf:
+        return 0.0
+    stages = _Compositions(requirements, table, count)
+    if stages.suffice(known_s):
+        return 0.0
+    return least_feasible_s(stages.suffice, known_s, HALVINGS)
+
+
+def _types(requirements: StageRequirements) -> tuple[Floats, Ints]:
+    """Types of devices, as columns of FLOP/s, memory and links, and how many there are of each."""
+    pool = requirements.pool
+    columns = pool.flops_per_s, pool.memory_bytes, pool.up, pool.down
+    table, count = np.unique(np.stack(columns), axis=1, return_counts=True)
+    most = MAX_CASES / len(requirements.starts)
+    if len(count) > MAX_TYPES:
+        return table[:, :1], count[:1]
+    while np.prod(count + 1.0) > most and len(count) > 1:
+        # devices of the merged type are at least as good: of two types that differ least
+        better = np.maximum(table[:, :, None], table[:, None, :])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gains = np.nan_to_num(np.log(better / table[:, :, None])).sum(axis=0)
+        loss = gains * count[:, None] + (gains * count[:, None]).T
+        np.fill_diagonal(loss, np.inf)
+        a, b = np.unravel_index(int(np.argmin(loss)), loss.shape)
+        table[:, a], count[a] = better[:, a, b], count[a] + count[b]
+        table, count = np.delete(table, b, axis=1), np.delete(count, b)
+    return table, count
+
+
+class _Compositions:
+    """All parts of the layers as rows, all compositions as columns.
+
+    Parameters
+    ----------
+    requirements
+        Of all parts.
+    table, available
+        The types, and how many devices there are of each.
+    """
+
+    def __init__(self, requirements: StageRequirements, table: Floats, available: Ints) -> None:
+        self.needs = needs = requirements
+        self.available = available.astype(np.float64)
+        self.prices = np.full(len(available), 1 / self.available.sum())
+        shape = tuple((available + 1).tolist())
+        every = np.unravel_index(np.arange(1, np.prod(shape)), shape)
+        self.counts = np.stack(every, axis=1).astype(np.float64)
+        counts, devices = self.counts, self.counts.sum(axis=1)
+        self.flops_per_s, memory, up, down = table
+        self.line = np.minimum(up, down)
+        size = needs.size_of(memory)
+        self.room = [room[:, size] for room in needs.max_live]
+        self.averages = (devices > 1) & (needs.pool.regions == 0)
+        averaging_line = up if needs.has_exchange else self.line
+        slowest_line = np.where(counts > 0, averaging_line, np.inf).min(axis=1)
+        averaged = needs.vectors_sent(devices) * needs.vector_bytes
+        round_s = needs.least_round_s(averaged, counts @ averaging_line, slowest_line)
+        round_s = np.where(devices > 1, round_s + needs.rtt_s[devices.astype(int) - 1], 0.0)
+        self.tail_s = np.maximum(round_s, needs.upstream_s)
+        fastest = np.where(counts > 0, self.flops_per_s, 0.0).max(axis=1)
+        fewest_flops = needs.forward_flops + needs.backward_flops[0] + needs.head_flops
+        window_s = np.maximum(
+            np.ceil(needs.microbatches / devices) * fewest_flops / fastest,
+            needs.microbatches * needs.output_bytes / (counts @ down),
+        )
+        sent = needs.microbatches * (needs.input_bytes + needs.output_bytes) + averaged
+        all_s = sent / np.minimum(counts @ up, counts @ down)
+        self.least_s = np.maximum(window_s + self.tail_s, all_s)
+        lacks_memory = (~needs.holding[:, size]).astype(float) @ counts.T > 0
+        self.least_s[lacks_memory | (devices < needs.min_devices)] = np.inf
+
+    def suffice(self, seconds: float) -> bool:
+        """Whether no prices show that a mean step takes longer."""
+        seconds *= 1 + ROUNDING
+        possible = self._possible(seconds)
+        used: list[Floats] = []
+        while len(used) < MAX_PRICES:
+            cost, devices = self._cheapest_split(possible)
+            if cost > 1 + ROUNDING:
+                return False
+            used.append(devices)
+            if not self._set_prices(used):
+                return True
+        return True
+
+    def _possible(self, seconds: float) -> NDArray[np.bool_]:
+        """Whether compositions can run parts within steps of this length, by part and row."""
+        possible = self.least_s <= seconds
+        parts, rows = np.nonzero(possible)
+        window_s = seconds - self.tail_s[parts, rows]
+        taken = np.zeros(len(rows))
+        for choice in self.needs.recompute_choices:
+            np.maximum(taken, self._taken(choice, seconds, window_s, parts, rows), out=taken)
+        possible[parts, rows] = taken >= self.needs.microbatches * (1 - ROUNDING)
+        return np.asarray(possible)
+
+    def _taken(
+        self, choice: int, seconds: float, window_s: Floats, parts: Ints, rows: Ints
+    ) -> Floats:
+        """Most microbatches of some parts on some compositions, which recompute as in a choice."""
+        needs = self.needs
+        forward, backward = needs.forward_flops[parts, 0], needs.backward_flops[choice][parts, 0]
+        flops, away_s = forward + backward + needs.head_flops[parts, 0], needs.away_s[parts, 0]
+        messages = (needs.input_bytes + needs.output_bytes)[parts, 0]
+        averaged = np.where(self.averages[rows], needs.vector_bytes[parts, 0], 0.0)
+        taken = np.zeros(len(rows))
+        types = zip(self.flops_per_s, self.line, self.room[choice].T, self.counts.T, strict=True)
+        for speed, line, room, count in types:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                sent = np.where(messages > 0, (seconds * line - averaged) / messages, np.inf)
+            limits = (
+                window_s * speed / flops,
+                (window_s - forward / speed - away_s) * speed / backward,
+                window_s * room[parts] / (flops / speed + away_s),
+                sent,
+            )
+            taken += count[rows] * np.maximum(np.min(limits, axis=0), 0.0)
+        return taken
+
+    def _cheapest_split(self, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
+        """Price of the cheapest split into stages, and its devices of each type."""
+        needs = self.needs
+        prices = np.where(possible, self.counts @ self.prices, np.inf)
+        chosen = prices.argmin(axis=1)
+        by_part = np.full((needs.layers, needs.layers + 1), np.inf)
+        by_part[needs.starts, needs.stops] = prices.min(axis=1)
+        row = np.zeros(by_part.shape, dtype=np.int64)
+        row[needs.starts, needs.stops] = chosen
+        least, start = np.full(needs.layers + 1, np.inf), np.zeros(needs.layers + 1, dtype=int)
+        least[0] = 0.0
+        for stop in range(1, needs.layers + 1):
+            totals = least[:stop] + by_part[:stop, stop]
+            start[stop] = totals.argmin()
+            least[stop] = totals[start[stop]]
+        devices, stop = np.zeros(len(self.available)), needs.layers
+        while stop > 0 and least[-1] < np.inf:
+            devices += self.counts[row[start[stop], stop]]
+            stop = start[stop]
+        return float(least[-1]), devices
+
+    def _set_prices(self, used: list[Floats]) -> bool:
+        """Prices at which each of these splits costs most; whether one costs more than 1."""
+        types = len(self.available)
+        result = linprog(
+            np.append(np.zeros(types), -1.0),
+            A_ub=np.hstack([-np.array(used), np.ones((len(used), 1))]),
+            b_ub=np.zeros(len(used)),
+            A_eq=[np.append(self.available, 0.0)],
+            b_eq=[1.0],
+            bounds=[(0, None)] * types + [(None, None)],
+        )
+        if result.x is None or result.x[-1] <= 1 + ROUNDING:
+            return False
+        # rounded so that all devices cost 1
+        self.prices = np.maximum(result.x[:-1], 0.0)
+        self.prices /= self.prices @ self.available
+        return True
