@@ -44,6 +44,7 @@ from planner.planning.straight.placement import (
     reason_when_slower,
 )
 from planner.planning.straight.plan_aware_stop import PlanAwareStop
+from planner.planning.straight.simulated_exchange import exchange_devices
 from planner.planning.workers import degrees, is_mix, kinds_of_machines, mix_words
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
@@ -65,6 +66,8 @@ from planner.workload.workload import Workload
 
 MAX_KINDS = 4
 """Kinds of machines whose number of GPUs per worker is varied, the fastest ones."""
+EXCHANGE_SHARE = 0.3
+"""Share of the limit on straight pipelines for exchanges of devices on the simulator."""
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
@@ -422,7 +425,10 @@ def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: SearchRun
 ) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    placement = _placement_search(problem)(problem, shape, PlanAwareStop(stop, problem, shape))
+    search, exchange_stop = stop.portion(1 - EXCHANGE_SHARE), stop.portion(EXCHANGE_SHARE)
+    placement = _placement_search(problem)(problem, shape, PlanAwareStop(search, problem, shape))
+    if "interrupted" not in placement.certificate.stop_reason:
+        placement = exchange_devices(problem, placement, exchange_stop)
     plan = placement.plan or straight_plan(problem, placement.shape, placement.assignment)
     certificate = placement.certificate
     return PlannedShape(

@@ -22,9 +22,11 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion, started
+from planner.search.stop import MaxIterations, SearchRun, StoppingCriterion, started
 from planner.training_plan.model import TrainingPlan
 
+BY_STEP = "by simulated step"
+"""How placements were chosen that eq. 1 alone would not choose."""
 TRIALS_PER_EFFORT = 200.0
 """Exchanges of two different devices tried per unit of effort."""
 
@@ -116,17 +118,10 @@ def place_heterogeneous(
     if refined is not None and refined.predicted.step_s < fastest.predicted.step_s:
         certificate = replace(second_solve.certificate(), stop_reason=reason)
         return Placement(fitted, second_solve.plan, certificate, refined)
-    subproblem = assignment_problem(problem.cluster, problem.workload, fitted)
-    incumbent: Incumbent[AssignmentPlan] = Incumbent(
-        run, subproblem, method=f"{problem.request.method}, speed and network", seed=problem.seed
+    certificate = _certificate(
+        problem, fitted, fastest.assignment, second_solve.certificate(), "speed and network", run
     )
-    incumbent.offer(subproblem.cost(fastest.assignment.groups), fastest.assignment)
-    if second_solve.bound is not None:
-        incumbent.offer_bound(
-            second_solve.bound, second_solve.basis, second_solve.witness, rounding=0.0
-        )
-    reason = reason_when_slower(reason)
-    certificate = replace(incumbent.result().certificate(), stop_reason=reason)
+    certificate = replace(certificate, stop_reason=reason_when_slower(reason))
     return Placement(fitted, fastest.assignment, certificate, fastest)
 
 
@@ -143,18 +138,44 @@ def evaluate_placement(
     problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan, reason: str
 ) -> Certificate:
     """Certificate of eq. 1 for an assignment that was found in another way."""
-    bounded = _solve(problem, shape, MaxIterations(0))
+    bounded = _solve(problem, shape, MaxIterations(0)).certificate()
+    certificate = _certificate(problem, shape, assignment, bounded, BY_STEP)
+    return replace(certificate, stop_reason=reason_when_slower(reason))
+
+
+def exchanged_certificate(
+    problem: PlanningProblem, placement: Placement, assignment: AssignmentPlan
+) -> Certificate:
+    """Certificate of eq. 1 after devices of a placement were exchanged for a shorter step."""
+    before = placement.certificate
+    certificate = _certificate(problem, placement.shape, assignment, before, BY_STEP)
+    return replace(
+        certificate,
+        stop_reason=reason_when_slower(before.stop_reason),
+        runtime_s=before.runtime_s,
+    )
+
+
+def _certificate(
+    problem: PlanningProblem,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    bounded: Certificate,
+    how: str,
+    run: SearchRun | None = None,
+) -> Certificate:
+    """Certificate of eq. 1 for an assignment, with the bound of another one."""
     subproblem = assignment_problem(problem.cluster, problem.workload, shape)
     incumbent: Incumbent[AssignmentPlan] = Incumbent(
-        started(MaxIterations(0)),
+        run or started(MaxIterations(0)),
         subproblem,
-        method=f"{problem.request.method}, by simulated step",
+        method=f"{problem.request.method}, {how}",
         seed=problem.seed,
     )
     incumbent.offer(subproblem.cost(assignment.groups), assignment)
     if bounded.bound is not None:
         incumbent.offer_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
-    return replace(incumbent.result().certificate(), stop_reason=reason_when_slower(reason))
+    return incumbent.result().certificate()
 
 
 def _evaluated(

@@ -1,0 +1,81 @@
+"""Exchanges of devices that shorten the simulated step of straight pipelines.
+
+Eq. 1 of DT-FM leaves out how pipelines fill and how messages overlap with computation, so that its
+optimum need not be the fastest placement, and several may be optimal.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.planning.evaluation import straight_plan, straight_step_s
+from planner.planning.joint.device_classes import DeviceClasses
+from planner.planning.problem import PlanningProblem
+from planner.planning.shape import Shape
+from planner.planning.straight.placement import Placement, exchanged_certificate
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.search.stop import StoppingCriterion
+
+MAX_PLACES = 256
+"""Pairs of more places are drawn, with repetitions."""
+STEPS_PER_EFFORT = 330_000.0
+"""Operations that are simulated per unit of effort."""
+STEPS_PER_SIMULATION = 330
+"""What setting up a simulation takes, in simulated operations."""
+
+
+def exchange_devices(
+    problem: PlanningProblem, placement: Placement, stop: StoppingCriterion
+) -> Placement:
+    """Exchange two devices of a placement as long as that shortens the step; layers stay.
+
+    Exchanges are tried in random order, until none shortens the step or the limit is reached.
+    """
+    shape, best = placement.shape, placement.assignment.grid
+    plan = placement.plan or straight_plan(problem, shape, placement.assignment)
+    if best is None:
+        return placement._replace(plan=plan)
+    run, best_s = stop.start(STEPS_PER_EFFORT), plan.predicted.step_s
+    spent = STEPS_PER_SIMULATION + 2 * shape.stages * shape.microbatches
+    class_of = np.empty(len(problem.cluster), dtype=np.int64)
+    for k, members in enumerate(DeviceClasses.of(problem.cluster).members):
+        class_of[list(members)] = k
+    pairs = _pairs(best.size, np.random.default_rng(problem.seed))
+    tried, k = 0, 0
+    with run.interruptible():
+        while tried < len(pairs) and run.check() is None:
+            pair = pairs[k % len(pairs)]
+            tried, k = tried + 1, k + 1
+            first, second = best.flat[pair]
+            if class_of[first] == class_of[second]:
+                continue
+            run.update(spent)
+            grid = best.copy()
+            grid.flat[pair] = second, first
+            seconds = _step_s(problem, shape, AssignmentPlan.of_grid(grid))
+            if seconds < best_s * (1 - 1e-9):
+                best_s, best, tried = seconds, grid, 0
+    if best is placement.assignment.grid:
+        return placement._replace(plan=plan)
+    assignment = AssignmentPlan.of_grid(best)
+    certificate = exchanged_certificate(problem, placement, assignment)
+    return Placement(shape, assignment, certificate, straight_plan(problem, shape, assignment))
+
+
+def _pairs(places: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``int[.., 2]``: pairs of places in random order, some of them if there are many."""
+    if places > MAX_PLACES:
+        return rng.integers(places, size=(MAX_PLACES**2, 2))
+    return rng.permutation(np.stack(np.triu_indices(places, 1), axis=1))
+
+
+def _step_s(problem: PlanningProblem, shape: Shape, assignment: AssignmentPlan) -> float:
+    """Seconds of a step, infinite if a stage does not fit."""
+    try:
+        return straight_step_s(problem, shape, assignment)
+    except ProblemError:
+        return math.inf
