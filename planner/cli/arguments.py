@@ -14,13 +14,14 @@ from planner.cli.output import say
 from planner.cli.partial_output import IncumbentFile
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
-from planner.network.catalogue import intra_link, load_network
+from planner.network.catalogue import intra_link, load_network, measured_inside
 from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import describes_all, load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
 from planner.network.link import Link
+from planner.network.network import Network
 from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.search.compiled import compiled_ahead
 from planner.search.interrupts import INTERRUPTS
@@ -92,7 +93,7 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
     )
     sub.add_argument(
         "--devices-per-region",
-        type=int,
+        type=positive,
         metavar="N",
         help="devices in every region; default: one per network entry",
     )
@@ -327,7 +328,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             why = "left out, since some of their pairs were not measured"
             say(f"planner {args.command}: {why}: {joined(dropped)}")
     devices = usual_devices(args, dtype)
-    inside = _inside(args)
+    inside = _inside(args, network)
     names = ("intra_latency_ms", "intra_bandwidth_gbps")
     options = [name for name in names if getattr(args, name) is not None]
     if options and args.devices_per_region is None and args.devices is None:
@@ -337,15 +338,24 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             "or leave it out"
         )
     if args.devices_per_region is not None:
-        if inside is None:
+        if unknown := [name for name in network.ids if name not in inside]:
+            row = f"a row {unknown[0]},{unknown[0]},... in the file, or "
             raise NetworkError(
-                f"network {args.network!r} does not describe links within a region; give "
-                "--intra-latency-ms and --intra-bandwidth-gbps"
+                f"network {args.network!r} does not describe links within {joined(unknown)}; give "
+                f"{row * Path(args.network).is_file()}--intra-latency-ms and "
+                "--intra-bandwidth-gbps"
             )
         network = network.replicate(
             dict.fromkeys(network.ids, args.devices_per_region),
-            intra_latency_s=inside.latency_s,
-            intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+            intra_latency_s={name: link.latency_s for name, link in inside.items()},
+            intra_bandwidth_bytes_per_s={
+                name: link.bandwidth_bytes_per_s for name, link in inside.items()
+            },
+        )
+    elif args.devices is None and (stated := measured_inside(args.network)):
+        say(
+            f"planner {args.command}: the link within {joined(list(stated))} is not used: there is "
+            "one device at a place; give --devices-per-region, or count in a devices file"
         )
     cluster = Cluster(network, devices)
     if args.devices is not None:
@@ -363,6 +373,10 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             usd_per_hour=args.usd_per_hour,
             without=dropped,
         )
+        listed = {*cluster.network.ids, *cluster.network.regions}
+        if unlisted := [name for name in network.ids if name not in listed]:
+            why = f"left out, since {args.devices} has no row for them"
+            say(f"planner {args.command}: {why}: {joined(unlisted)}")
     if missing := cluster.network.describe_missing():
         remedy = "measure them"
         if Path(args.network).is_file():
@@ -394,21 +408,22 @@ def _require_quantities(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is None:
             continue
-        option = f"--{name.replace('_', '-')}"
-        if real(option, value, 0) == 0 and not may_be_0:
-            raise ValueError(f"{option} is 0; it must be a number > 0")
+        real(f"--{name.replace('_', '-')}", value, 0, above=not may_be_0)
 
 
-def _inside(args: argparse.Namespace) -> Link | None:
-    """Return the link between devices of one region: from the options, else from the network."""
-    catalogued = intra_link(args.network)
-    latency = None if catalogued is None else catalogued.latency_s
-    bandwidth = None if catalogued is None else catalogued.bandwidth_bytes_per_s
+def _inside(args: argparse.Namespace, network: Network) -> dict[str, Link]:
+    """Return the links between devices of one region, where they are known.
+
+    From rows of the network file, else from the options, else as a shipped network's source has it.
+    """
+    latency, bandwidth = intra_link(args.network) or (math.nan, math.nan)
     if args.intra_latency_ms is not None:
         latency = args.intra_latency_ms * 1e-3
     if args.intra_bandwidth_gbps is not None:
         bandwidth = args.intra_bandwidth_gbps * 1e9 / 8
-    return None if latency is None or bandwidth is None else Link(latency, bandwidth)
+    links = dict.fromkeys(network.ids, Link(latency, bandwidth))
+    links |= {name: x for name, x in measured_inside(args.network).items() if name in links}
+    return {name: link for name, link in links.items() if not any(map(math.isnan, link))}
 
 
 def workload_of(args: argparse.Namespace) -> Workload:

@@ -286,7 +286,8 @@ def _gpu_links(plan: TrainingPlan) -> str:
     rates, delays = devices.gpu_link_bytes_per_s, devices.gpu_link_latency_s
     if rates is None or delays is None:
         return ""
-    workers = np.asarray(devices.can_compute)
+    # workers of one GPU have no such link
+    workers = np.array(plan.gpu_counts) > 1
     rate, delay = np.asarray(rates)[workers].min(), np.asarray(delays)[workers].max()
     return (
         f" and exchange {rate / 1e9:.4g} GB/s after {delay * 1e6:.3g} us a collective, as the "

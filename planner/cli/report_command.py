@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the plan and write its page."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
     require_outputs(vars(args), [Output("--out", out, [".html"], GENERATOR)])
-    if args.tokens is not None and real("--tokens", args.tokens, 0) == 0:
-        raise ValueError("--tokens is 0; give a number above 0")
+    if args.tokens is not None:
+        real("--tokens", args.tokens, 0, above=True)
     plan = load_plan(args.plan)
     steps = [] if args.events is None else load_run(args.events, plan.content_hash)
     if violations := check(plan):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
-from planner.network.formats import ENDS, FORMAT, end_columns
+from planner.network.formats import ENDS, FORMAT, end_columns, links_within
 from planner.network.link import Link
 from planner.network.measured.reading import KINDS, read_measured
 from planner.network.network import Network
@@ -105,6 +105,14 @@ def intra_link(name: str) -> Link | None:
     """The link within a region that the source of a network assumes; None if it states none."""
     entry = _catalog()["measured"].get(name, {})
     return _link(entry["intra"]) if "intra" in entry else None
+
+
+def measured_inside(name: str) -> dict[str, Link]:
+    """Links within places of which a network file has a row from the place to itself."""
+    kind = Path(name).suffix.lower()
+    if kind != ".csv" or _is_measurement(name, kind):
+        return {}
+    return links_within(name)
 
 
 def _link(entry: Mapping[str, Any]) -> Link:

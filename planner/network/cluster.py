@@ -374,8 +374,7 @@ class Devices:
             for site, rate in limits.items():
                 if site not in named:
                     raise ValueError(f"devices.{field} names {site!r}, where no device stands")
-                if real(f"devices.{field} of {site!r}", rate, 0) == 0:
-                    raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
+                real(f"devices.{field} of {site!r}", rate, 0, above=True)
             fields[field] = limits or None
         return fields
 

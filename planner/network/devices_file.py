@@ -26,8 +26,15 @@ from planner.network.link import Link
 from planner.network.network import Network
 from planner.network.pair_table import PairTable
 from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
-from planner.utils.text import did_you_mean
-from planner.utils.validate import LARGEST, SMALLEST, choice, in_safe_range, instance_of
+from planner.utils.text import did_you_mean, joined
+from planner.utils.validate import (
+    LARGEST,
+    SMALLEST,
+    choice,
+    in_safe_range,
+    instance_of,
+    mapping,
+)
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -122,7 +129,7 @@ def load_devices(
     *,
     default: Devices | None = None,
     utilization: float = 0.4,
-    inside: Link | None = None,
+    inside: Link | Mapping[str, Link] | None = None,
     dtype: str = Dtype.BF16,
     usd_per_hour: float | None = None,
     without: Collection[str] = (),
@@ -149,7 +156,7 @@ def load_devices(
     utilization
         Fraction of a GPU's peak attained in training.
     inside
-        The link between devices of one row, required where ``count`` is above 1.
+        The link between devices of one row, required where ``count`` is above 1; or links by name.
     dtype
         Format of compute, which selects a GPU's peak.
     usd_per_hour
@@ -168,14 +175,16 @@ def load_devices(
         One line with the path, the row and what is wrong.
     """
     instance_of(Network, network, "network")
-    if inside is not None:
-        instance_of(Link, inside, "inside")
+    if isinstance(inside, Link):
+        inside = dict.fromkeys(network.ids, inside)
+    for name, link in mapping("inside", inside or {}, error=NetworkError).items():
+        instance_of(Link, link, f"inside of {name!r}")
     table = read_csv(path, error=NetworkError)
     try:
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
         rows = [row for row in rows if row.name not in without]
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
-        return _cluster(rows, network, default, inside, usd_per_hour, Path(path).parent)
+        return _cluster(rows, network, default, inside or {}, usd_per_hour, Path(path).parent)
     except ValueError as error:
         raise NetworkError(f"{path}: {error}") from None
 
@@ -232,14 +241,19 @@ def _require_site_alone(row: Mapping[str, str], line: int) -> None:
 
 
 def _check_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
-    """Require that FLOP/s do not exceed a stated peak; drop the peak of a GPU that they exceed."""
-    if fields.get("flops", 0.0) > fields.get("peak_flops", math.inf):
-        if stated:
-            raise NetworkError(
-                f"line {line}: peak_tflops is {fields['peak_flops'] / 1e12:g}, less than the "
-                f"{fields['flops'] / 1e12:g} that training attains; correct one"
-            )
-        del fields["peak_flops"]
+    """Require that FLOP/s do not exceed the peak."""
+    flops, peak = fields.get("flops", 0.0) / 1e12, fields.get("peak_flops", math.inf) / 1e12
+    if flops <= peak:
+        return
+    if stated:
+        raise NetworkError(
+            f"line {line}: peak_tflops is {peak:g}, less than the {flops:g} that training attains; "
+            "correct one"
+        )
+    raise NetworkError(
+        f"line {line}: tflops is {flops:g}, more than the peak of {peak:g} of {fields['gpu']}; "
+        "correct it, or give peak_tflops"
+    )
 
 
 def _number(
@@ -316,7 +330,7 @@ def _cluster(
     rows: list[DeviceRow],
     network: Network,
     default: Devices,
-    inside: Link | None,
+    inside: Mapping[str, Link],
     usd_per_hour: float | None,
     folder: Path,
 ) -> Cluster:
@@ -347,22 +361,26 @@ def _replicated(
     network: Network,
     row_of: dict[str, DeviceRow],
     counts: dict[str, int | None],
-    inside: Link | None,
+    inside: Mapping[str, Link],
 ) -> Network:
     """The network with several devices at a place."""
     several = [name for name, count in counts.items() if (count or 1) > 1]
-    if inside is None and not all(row_of[name].machine for name in several):
+    unknown = [name for name in several if name not in inside and not row_of[name].machine]
+    if unknown:
         raise NetworkError(
-            "count is given and the link between devices of one place is unknown; give its "
-            "latency and bandwidth with --intra-latency-ms and --intra-bandwidth-gbps, or name "
-            "the machine whose GPUs they are"
+            f"count is given and the link between devices of {joined(unknown)} is unknown; give "
+            f"its latency and bandwidth in a row {unknown[0]},{unknown[0]},... of the network "
+            "file or with --intra-latency-ms and --intra-bandwidth-gbps, or name the machine whose "
+            "GPUs they are"
         )
     # GPUs of a machine get their own links
-    link = inside or Link(0.0, 1.0)
+    links = {name: inside.get(name, Link(0.0, 1.0)) for name in counts}
     return network.replicate(
         {name: count or 1 for name, count in counts.items()},
-        intra_latency_s=link.latency_s,
-        intra_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        intra_latency_s={name: link.latency_s for name, link in links.items()},
+        intra_bandwidth_bytes_per_s={
+            name: link.bandwidth_bytes_per_s for name, link in links.items()
+        },
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from planner.network.error import NetworkError
+from planner.network.link import Link
 from planner.network.summaries import refuse_summary
 from planner.utils.atomic_write import write_text
 from planner.utils.csv_table import number_in, number_remedy, parse_csv
@@ -140,6 +141,28 @@ def _from_records(
     rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Iterable[str]
 ) -> Matrices:
     """From records with their position, for messages."""
+    links = _links(rows, columns)
+    place = {name: k for k, name in enumerate(dict.fromkeys(end for ends in links for end in ends))}
+    if not place:
+        raise NetworkError("no rows; give one row per ordered pair of devices")
+    arrays = np.full((2, len(place), len(place)), np.nan)
+    for (source, destination), values in links.items():
+        arrays[:, place[source], place[destination]] = values
+    return Matrices(arrays[0], arrays[1], list(place))
+
+
+def links_within(path: str | Path) -> dict[str, Link]:
+    """Links between devices of a place, of which a CSV file has a row from the place to itself."""
+    table = parse_csv(read_text(path, error=NetworkError), error=NetworkError)
+    rows = ((f"line {row.line}", row.cells) for row in table.rows)
+    inside = {a: link for (a, b), link in _links(rows, table.columns).items() if a == b}
+    return {name: link for name, link in inside.items() if not any(map(math.isnan, link))}
+
+
+def _links(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Iterable[str]
+) -> dict[tuple[str, str], Link]:
+    """Links by their ends."""
     names = [str(c).strip() for c in columns]
     require_unique(names)
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
@@ -152,8 +175,7 @@ def _from_records(
                 f"column {column!r} is missing; found {shown}{misnamed(names, [column])}"
             )
         columns_of_ends.append(found)
-    place: dict[str, int] = {}
-    links: dict[tuple[int, int], tuple[float, float]] = {}
+    links: dict[tuple[str, str], Link] = {}
     for where, raw in rows:
         row = {str(key).strip(): value for key, value in raw.items()}
         ends = [name_of(row.get(c)).strip() for c in columns_of_ends]
@@ -161,23 +183,27 @@ def _from_records(
             raise NetworkError(f"{where}: source and destination must both be given")
         for column, name in zip(ENDS, ends, strict=True):
             refuse_summary(name, f"{where}: {column}")
-        i, j = (place.setdefault(name, len(place)) for name in ends)
-        if i == j:
-            continue
-        if (i, j) in links:
+        pair = ends[0], ends[1]
+        if pair in links:
             raise NetworkError(
                 f"{where}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
             )
-        links[i, j] = (
+        if ends[0] == ends[1] and not _is_given(row.get(bandwidth_column)):
+            links[pair] = Link(math.nan, math.nan)  # the diagonal of a matrix
+            continue
+        links[pair] = Link(
             si_value(row.get(latency_column), latency_column, where),
             si_value(row.get(bandwidth_column), bandwidth_column, where),
         )
-    if not place:
-        raise NetworkError("no rows; give one row per ordered pair of devices")
-    arrays = np.full((2, len(place), len(place)), np.nan)
-    for (i, j), values in links.items():
-        arrays[:, i, j] = values
-    return Matrices(arrays[0], arrays[1], list(place))
+    return links
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a cell is neither empty nor what matrices have on their diagonal."""
+    try:
+        return 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        return str(value).strip() not in NOT_MEASURED and value is not None
 
 
 def require_unique(names: Sequence[str]) -> None:

@@ -107,10 +107,7 @@ def _real(name: str, value: Any) -> float:
 
 
 def _norm(name: str, value: Any) -> float:
-    norm = _real(name, value)
-    if norm == 0:
-        raise ProblemError(f"{name} is 0; give the largest norm, above 0, or leave it out")
-    return norm
+    return real(name, value, 0, above=True, error=ProblemError)
 
 
 def _full_every(name: str, value: Any) -> int:
@@ -189,7 +186,7 @@ _RULES: dict[str, _Rule] = {
     "head": _optional(_one_of(Head)),
     "in_flight": _optional(_whole(1)),
     "averaging": _optional(_one_of(ShareRule)),
-    "group_size": _optional(_whole(1)),
+    "group_size": _optional(_whole(2)),
     "codec": _one_of(Codec),
     "boundary_codec": _one_of(BoundaryCodec),
     "sync_every": _whole(1, MAX_EVERY),

@@ -427,17 +427,17 @@ def _straight(
     """Every microbatch through one device of every stage, along the rows of a grid."""
     search, exchange_stop = stop.portion(1 - EXCHANGE_SHARE), stop.portion(EXCHANGE_SHARE)
     placement = _placement_search(problem)(problem, shape, PlanAwareStop(search, problem, shape))
-    if "interrupted" not in placement.certificate.stop_reason:
-        placement = exchange_devices(problem, placement, exchange_stop)
     plan = placement.plan or straight_plan(problem, placement.shape, placement.assignment)
-    certificate = placement.certificate
-    return PlannedShape(
-        plan,
-        placement.shape,
-        {"assignment": certificate},
-        f"{certificate.method}, {problem.request.schedule}",
-        f"assignment: {certificate.stop_reason}",
-    )
+    certificate, method = placement.certificate, placement.certificate.method
+    reason, certificates = f"assignment: {certificate.stop_reason}", {"assignment": certificate}
+    if "interrupted" not in reason:
+        exchanged = exchange_devices(problem, placement.shape, plan, exchange_stop)
+        if exchanged is not plan:
+            # eq. 1 says nothing about these pipelines
+            plan, certificates, reason = exchanged, {}, reason_when_slower(reason)
+            method += ", exchanges by simulated step"
+    method += f", {problem.request.schedule}"
+    return PlannedShape(plan, placement.shape, certificates, method, reason)
 
 
 def _placement_search(

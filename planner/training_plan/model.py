@@ -181,9 +181,7 @@ class TrainingPlan:
             chosen = choice(kinds, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, chosen)
         if self.clip is not None:
-            norm = real("clip", self.clip, 0, error=PlanError)
-            if norm == 0:
-                raise PlanError("clip is 0; give the largest norm, above 0, or leave it out")
+            norm = real("clip", self.clip, 0, above=True, error=PlanError)
             object.__setattr__(self, "clip", norm)
         layers = coercion.pairs("stage_layers", self.stage_layers)
         for name, value in (

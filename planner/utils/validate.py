@@ -23,9 +23,16 @@ def in_safe_range(values: Any) -> NDArray[np.bool_]:
     return np.asarray((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)))
 
 
-def real(field: str, value: Any, least: float = -math.inf, *, error: Error = ValueError) -> float:
-    """A finite number, at least ``least``."""
-    rule = "a number" if least == -math.inf else f"a number >= {least:g}"
+def real(
+    field: str,
+    value: Any,
+    least: float = -math.inf,
+    *,
+    above: bool = False,
+    error: Error = ValueError,
+) -> float:
+    """A finite number, at least ``least``; with ``above``, more than that."""
+    rule = "a number" if least == -math.inf else f"a number {'>' if above else '>='} {least:g}"
     try:
         if type(value) is not float and (
             isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0
@@ -34,7 +41,7 @@ def real(field: str, value: Any, least: float = -math.inf, *, error: Error = Val
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not (math.isfinite(number) and number >= least):
+    if not (math.isfinite(number) and number >= least) or (above and number == least):
         raise error(f"{field} is {short_repr(value)}; it must be {rule}, finite")
     if number and not SMALLEST <= abs(number) <= LARGEST:
         raise error(f"{field} is {number:g}; it must be 0 or {SMALLEST:g} to {LARGEST:g} in size")

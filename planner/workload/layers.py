@@ -150,8 +150,9 @@ class Architecture:
         self._require_parts()
         if (self.head_size is None and self.hidden % self.heads) or self.heads % self.kv_heads:
             raise ValueError(
-                f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads one of "
-                f"kv_heads {self.kv_heads}"
+                f"hidden {self.hidden} (hidden_size) must be a multiple of heads {self.heads} "
+                f"(num_attention_heads), and heads one of kv_heads {self.kv_heads} "
+                "(num_key_value_heads); correct one"
             )
         if self.kind is Family.GPT2:
             self._require_gpt2()

@@ -264,11 +264,11 @@ def test_misspelt_words_get_a_suggestion(
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--memory-gb", "-1", "--memory-gb is -1.0; it must be a number >= 0, finite"),
-        ("--memory-gb", "0", "--memory-gb is 0; it must be a number > 0"),
+        ("--memory-gb", "-1", "--memory-gb is -1.0; it must be a number > 0, finite"),
+        ("--memory-gb", "0", "--memory-gb is 0.0; it must be a number > 0"),
         ("--usd-per-hour", "nan", "--usd-per-hour is nan; it must be a number >= 0, finite"),
         ("--intra-latency-ms", "-5", "--intra-latency-ms is -5.0; it must be a number >= 0"),
-        ("--intra-bandwidth-gbps", "0", "--intra-bandwidth-gbps is 0; it must be a number > 0"),
+        ("--intra-bandwidth-gbps", "0", "--intra-bandwidth-gbps is 0.0; it must be a number > 0"),
     ],
 )
 def test_errors_use_the_unit_of_the_option(

@@ -11,6 +11,7 @@ import pytest
 
 import planner as pl
 from planner.cli.main import main
+from planner.network.catalogue import measured_inside
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
 from planner.network.limit_notes import unlimited_sites
@@ -123,7 +124,7 @@ def test_count_replicates_a_region(tmp_path: Path) -> None:
     assert cluster.network.latency_s[0, 1] == 0.001
     assert cluster.flops[0] == cluster.flops[1] != cluster.flops[2]
     with pytest.raises(
-        pl.NetworkError, match="is unknown; give its latency and bandwidth with --intra-l"
+        pl.NetworkError, match="is unknown; give its latency and bandwidth in a row a,a"
     ):
         load_devices(path, network)
 
@@ -144,6 +145,23 @@ def test_count_of_one(tmp_path: Path) -> None:
     assert cluster.network == network
 
 
+def test_links_within_places_are_rows_of_the_network_file(tmp_path: Path) -> None:
+    """From a place to itself; the diagonal of a matrix says nothing."""
+    text = "source,destination,latency_ms,bandwidth_gbps\n"
+    text += "a,b,10,1\nb,a,10,1\na,a,0.1,8\nb,b,0,0\n"
+    path = tmp_path / "net.csv"
+    path.write_text(text)
+    inside, network = measured_inside(str(path)), pl.load_network(path)
+    assert inside == {"a": pl.Link(1e-4, 1e9)} and measured_inside("aws_4") == {}
+    devices = write_csv(tmp_path, "name,count\na,2\nb,1\n")
+    cluster = load_devices(devices, network, inside=inside)
+    assert cluster.network.latency_s[0, 1] == 1e-4
+    assert cluster.network.bandwidth_bytes_per_s[0, 1] == 1e9
+    more = write_csv(tmp_path, "name,count\na,2\nb,2\n")
+    with pytest.raises(pl.NetworkError, match="between devices of b is unknown"):
+        load_devices(more, network, inside=inside)
+
+
 def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:
     """Known for named GPUs, otherwise stated."""
     peaks = pl.GPUS["H100"].peak_flops, pl.GPUS["A100"].peak_flops
@@ -157,9 +175,6 @@ def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:
     text = "name,gpu,tflops,can_compute\nn/0,A100,,\ns/0,,1,no\n"
     helped = load_devices(write_csv(tmp_path, text), two_regions())
     assert helped.devices.peak_flops == pytest.approx((peaks[1], 1e12))
-    # more than the peak in this format is of another one
-    more = load_devices(write_csv(tmp_path, "name,gpu,tflops\nn/0,T4,90\n"), two_regions())
-    assert more.devices.peak_flops is None
     unknown = load_devices(write_csv(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
     assert unknown.devices.peak_flops is None
 
@@ -326,6 +341,7 @@ def test_sites_that_contradict_themselves(tmp_path: Path, rows: str, message: st
             "line 2: 'n/0' has site_upload_mbps, a limit of",
         ),
         ("name,tflops,peak_tflops\nn/0,9,3\n", "line 2: peak_tflops is 3, less than the 9"),
+        ("name,gpu,tflops\nn/0,T4,90\n", "line 2: tflops is 90, more than the peak of 65 of T4"),
         ("name,interface\nn/0,eth1;ls\n", "devices.interfaces has 'eth1;ls'; give at most 15"),
         (
             "name,site,site_upload_mbps\nn/0,lab,1\nn/1,lab,2\n",

@@ -76,7 +76,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stages": 2, "head": "middle"}, "head 'middle' is unknown; choose one of first, last"),
         ({"stages": 2, "calibration": "times.json"}, "calibration must be of type Calibration"),
         ({"stages": 2, "seed": -1}, "seed is -1; it must be a whole number >= 0"),
-        ({"stages": 2, "group_size": 0}, "group_size is 0; it must be at least 1"),
+        ({"stages": 2, "group_size": 1}, "group_size is 1; it must be at least 2"),
         ({"stages": 2, "microbatch_samples": 0}, "microbatch_samples is 0; it must be at least 1"),
         ({"stages": 2, "stage_layers": 3}, "stage_layers must list a range"),
         ({"stages": 2, "stage_layers": [(0, 1, 2)]}, "stage_layers must list a range"),

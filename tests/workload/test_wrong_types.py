@@ -64,7 +64,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (arch, {"kind": "bert"}, "architecture kind 'bert' is unknown; choose one of gpt2, llama"),
     (arch, {"layers": 2.5}, "architecture layers is 2.5"),
     (arch, {"heads": 0}, "architecture heads is 0"),
-    (arch, {"heads": 3}, "hidden 8 must be a multiple of heads 3"),
+    (arch, {"heads": 3}, "hidden 8 (hidden_size) must be a multiple of heads 3"),
     (calibration, {"date": None}, "date must be of type str"),
     (calibration, {"microbatch_samples": 1.5}, "microbatch_samples is 1.5"),
     (calibration, {"times": None}, "times must be a mapping"),

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.device_classes import Floats, Ints
@@ -182,6 +181,8 @@ class _Compositions:
 
     def _set_prices(self, used: list[Floats]) -> bool:
         """Prices at which each of these splits costs most; whether one costs more than 1."""
+        from scipy.optimize import linprog  # nodes that read plans have none
+
         types = len(self.available)
         result = linprog(
             np.append(np.zeros(types), -1.0),

@@ -25,8 +25,6 @@ from planner.search.result import Result
 from planner.search.stop import MaxIterations, SearchRun, StoppingCriterion, started
 from planner.training_plan.model import TrainingPlan
 
-BY_STEP = "by simulated step"
-"""How placements were chosen that eq. 1 alone would not choose."""
 TRIALS_PER_EFFORT = 200.0
 """Exchanges of two different devices tried per unit of effort."""
 
@@ -139,21 +137,8 @@ def evaluate_placement(
 ) -> Certificate:
     """Certificate of eq. 1 for an assignment that was found in another way."""
     bounded = _solve(problem, shape, MaxIterations(0)).certificate()
-    certificate = _certificate(problem, shape, assignment, bounded, BY_STEP)
+    certificate = _certificate(problem, shape, assignment, bounded, "by simulated step")
     return replace(certificate, stop_reason=reason_when_slower(reason))
-
-
-def exchanged_certificate(
-    problem: PlanningProblem, placement: Placement, assignment: AssignmentPlan
-) -> Certificate:
-    """Certificate of eq. 1 after devices of a placement were exchanged for a shorter step."""
-    before = placement.certificate
-    certificate = _certificate(problem, placement.shape, assignment, before, BY_STEP)
-    return replace(
-        certificate,
-        stop_reason=reason_when_slower(before.stop_reason),
-        runtime_s=before.runtime_s,
-    )
 
 
 def _certificate(

@@ -15,10 +15,10 @@ from planner.planning.evaluation import straight_plan, straight_step_s
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
-from planner.planning.straight.placement import Placement, exchanged_certificate
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import StoppingCriterion
+from planner.training_plan.model import TrainingPlan
 
 MAX_PLACES = 256
 """Pairs of more places are drawn, with repetitions."""
@@ -29,18 +29,19 @@ STEPS_PER_SIMULATION = 330
 
 
 def exchange_devices(
-    problem: PlanningProblem, placement: Placement, stop: StoppingCriterion
-) -> Placement:
-    """Exchange two devices of a placement as long as that shortens the step; layers stay.
+    problem: PlanningProblem, shape: Shape, plan: TrainingPlan, stop: StoppingCriterion
+) -> TrainingPlan:
+    """Exchange two devices as long as that shortens the step; stages and layers stay.
 
-    Exchanges are tried in random order, until none shortens the step or the limit is reached.
+    Exchanges are tried in random order, until none shortens the step or the limit is reached. The
+    pipelines need not be bottleneck matchings of the stages afterwards (eq. 3).
     """
-    shape, best = placement.shape, placement.assignment.grid
-    plan = placement.plan or straight_plan(problem, shape, placement.assignment)
-    if best is None:
-        return placement._replace(plan=plan)
+    first = best = plan.assignment.grid
+    if first is None or best is None:
+        return plan
     run, best_s = stop.start(STEPS_PER_EFFORT), plan.predicted.step_s
-    spent = STEPS_PER_SIMULATION + 2 * shape.stages * shape.microbatches
+    operations = STEPS_PER_SIMULATION + 2 * shape.stages * shape.microbatches
+    spent = operations / STEPS_PER_EFFORT
     class_of = np.empty(len(problem.cluster), dtype=np.int64)
     for k, members in enumerate(DeviceClasses.of(problem.cluster).members):
         class_of[list(members)] = k
@@ -50,20 +51,20 @@ def exchange_devices(
         while tried < len(pairs) and run.check() is None:
             pair = pairs[k % len(pairs)]
             tried, k = tried + 1, k + 1
-            first, second = best.flat[pair]
-            if class_of[first] == class_of[second]:
+            one, other = best.flat[pair]
+            if class_of[one] == class_of[other]:
                 continue
-            run.update(spent)
+            # a limit on iterations counts exchanges
+            run.update()
+            run.spend(spent)
             grid = best.copy()
-            grid.flat[pair] = second, first
+            grid.flat[pair] = other, one
             seconds = _step_s(problem, shape, AssignmentPlan.of_grid(grid))
             if seconds < best_s * (1 - 1e-9):
                 best_s, best, tried = seconds, grid, 0
-    if best is placement.assignment.grid:
-        return placement._replace(plan=plan)
-    assignment = AssignmentPlan.of_grid(best)
-    certificate = exchanged_certificate(problem, placement, assignment)
-    return Placement(shape, assignment, certificate, straight_plan(problem, shape, assignment))
+    if best is first:
+        return plan
+    return straight_plan(problem, shape, AssignmentPlan.of_grid(best))
 
 
 def _pairs(places: int, rng: np.random.Generator) -> NDArray[np.int64]:
