@@ -389,6 +389,7 @@ def _plan_shape(
             fitted, _, _ = baseline.start.fitted()
             reason = reason_when_slower(planned.reason)
             planned = PlannedShape(baseline.plan(), fitted, {}, "ranks by region", reason)
+    planned = _with_exchanges(problem, planned, stop)
     incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, planned.plan.content_hash, method=planned.method, seed=problem.seed
     )
@@ -425,19 +426,31 @@ def _straight(
     problem: PlanningProblem, shape: Shape, stop: StoppingCriterion, _: SearchRun
 ) -> PlannedShape:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    search, exchange_stop = stop.portion(1 - EXCHANGE_SHARE), stop.portion(EXCHANGE_SHARE)
-    placement = _placement_search(problem)(problem, shape, PlanAwareStop(search, problem, shape))
+    search = PlanAwareStop(stop.portion(1 - EXCHANGE_SHARE), problem, shape)
+    placement = _placement_search(problem)(problem, shape, search)
     plan = placement.plan or straight_plan(problem, placement.shape, placement.assignment)
-    certificate, method = placement.certificate, placement.certificate.method
-    reason, certificates = f"assignment: {certificate.stop_reason}", {"assignment": certificate}
-    if "interrupted" not in reason:
-        exchanged = exchange_devices(problem, placement.shape, plan, exchange_stop)
-        if exchanged is not plan:
-            # eq. 1 says nothing about these pipelines
-            plan, certificates, reason = exchanged, {}, reason_when_slower(reason)
-            method += ", exchanges by simulated step"
-    method += f", {problem.request.schedule}"
-    return PlannedShape(plan, placement.shape, certificates, method, reason)
+    certificate = placement.certificate
+    return PlannedShape(
+        plan,
+        placement.shape,
+        {"assignment": certificate},
+        f"{certificate.method}, {problem.request.schedule}",
+        f"assignment: {certificate.stop_reason}",
+    )
+
+
+def _with_exchanges(
+    problem: PlanningProblem, planned: PlannedShape, stop: StoppingCriterion
+) -> PlannedShape:
+    """Straight pipelines after exchanges of devices by simulated step."""
+    if problem.request.kind is PlanKind.PARTIAL_PATHS or "interrupted" in planned.reason:
+        return planned
+    plan = exchange_devices(problem, planned.shape, planned.plan, stop.portion(EXCHANGE_SHARE))
+    if plan is planned.plan:
+        return planned
+    # eq. 1 says nothing about these pipelines
+    method = f"{planned.method}, exchanges by simulated step"
+    return PlannedShape(plan, planned.shape, {}, method, reason_when_slower(planned.reason))
 
 
 def _placement_search(

@@ -20,7 +20,6 @@ prices come from a linear program, which is right for any prices (column generat
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.device_classes import Floats, Ints
@@ -33,7 +32,7 @@ MAX_TYPES = 64
 MAX_PRICES = 40
 """Prices that are tried for each D."""
 ROUNDING = 1e-9
-HALVINGS = 14
+HALVINGS = 11
 
 
 def type_bound_s(requirements: StageRequirements, known_s: float) -> float:
@@ -112,11 +111,10 @@ class _Compositions:
 
     def suffice(self, seconds: float) -> bool:
         """Whether no prices show that a mean step takes longer."""
-        seconds *= 1 + ROUNDING
-        possible = self._possible(seconds)
+        parts, rows = self._possible(seconds * (1 + ROUNDING))
         used: list[Floats] = []
         while len(used) < MAX_PRICES:
-            cost, devices = self._cheapest_split(possible)
+            cost, devices = self._cheapest_split(parts, rows)
             if cost > 1 + ROUNDING:
                 return False
             used.append(devices)
@@ -124,16 +122,15 @@ class _Compositions:
                 return True
         return True
 
-    def _possible(self, seconds: float) -> NDArray[np.bool_]:
-        """Whether compositions can run parts within steps of this length, by part and row."""
-        possible = self.least_s <= seconds
-        parts, rows = np.nonzero(possible)
+    def _possible(self, seconds: float) -> tuple[Ints, Ints]:
+        """Parts in order, and compositions that can run them within steps of this length."""
+        parts, rows = np.nonzero(self.least_s <= seconds)
         window_s = seconds - self.tail_s[parts, rows]
         taken = np.zeros(len(rows))
         for choice in self.needs.recompute_choices:
             np.maximum(taken, self._taken(choice, seconds, window_s, parts, rows), out=taken)
-        possible[parts, rows] = taken >= self.needs.microbatches * (1 - ROUNDING)
-        return np.asarray(possible)
+        possible = taken >= self.needs.microbatches * (1 - ROUNDING)
+        return parts[possible], rows[possible]
 
     def _taken(
         self, choice: int, seconds: float, window_s: Floats, parts: Ints, rows: Ints
@@ -158,15 +155,16 @@ class _Compositions:
             taken += count[rows] * np.maximum(np.min(limits, axis=0), 0.0)
         return taken
 
-    def _cheapest_split(self, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
+    def _cheapest_split(self, parts: Ints, rows: Ints) -> tuple[float, Floats]:
         """Price of the cheapest split into stages, and its devices of each type."""
-        needs = self.needs
-        prices = np.where(possible, self.counts @ self.prices, np.inf)
-        chosen = prices.argmin(axis=1)
+        needs, prices = self.needs, (self.counts @ self.prices)[rows]
+        first = np.flatnonzero(np.diff(parts, prepend=-1))
+        found, ends = parts[first], np.append(first[1:], len(parts))
         by_part = np.full((needs.layers, needs.layers + 1), np.inf)
-        by_part[needs.starts, needs.stops] = prices.min(axis=1)
-        row = np.zeros(by_part.shape, dtype=np.int64)
-        row[needs.starts, needs.stops] = chosen
+        if len(found):
+            by_part[needs.starts[found], needs.stops[found]] = np.minimum.reduceat(prices, first)
+        place = np.zeros(by_part.shape, dtype=np.int64)
+        place[needs.starts[found], needs.stops[found]] = np.arange(len(found))
         least, start = np.full(needs.layers + 1, np.inf), np.zeros(needs.layers + 1, dtype=int)
         least[0] = 0.0
         for stop in range(1, needs.layers + 1):
@@ -175,7 +173,8 @@ class _Compositions:
             least[stop] = totals[start[stop]]
         devices, stop = np.zeros(len(self.available)), needs.layers
         while stop > 0 and least[-1] < np.inf:
-            devices += self.counts[row[start[stop], stop]]
+            k = place[start[stop], stop]
+            devices += self.counts[rows[first[k] + prices[first[k] : ends[k]].argmin()]]
             stop = start[stop]
         return float(least[-1]), devices
 
