@@ -36,13 +36,15 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--steps",
         type=positive,
         default=5,
-        help="measured consecutive steps, after warm-up steps; default 5",
+        help="measured consecutive steps, rounded up to whole cycles from one averaging to the "
+        "next, after two cycles of warm-up; default 5",
     )
     sub.add_argument(
         "--rest",
         type=positive,
         default=5,
-        help="measured steps that each start on an idle system, after one warm-up; default 5",
+        help="measured steps that each start on an idle system, rounded up to whole cycles, after "
+        "one cycle of warm-up; default 5",
     )
     sub.add_argument(
         "--real-compute",

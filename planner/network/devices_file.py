@@ -590,12 +590,19 @@ def _within(rows: list[DeviceRow], of_sites: list[DeviceRow]) -> dict[str, str]:
                     "give one"
                 )
     within = {inner: outer for inner, (outer, _) in stated.items()}
-    used: set[str | None] = set()
+    used: set[str] = set()
     for row in rows:
-        name = row.machine or row.site
+        name, passed = row.machine or row.site, set[str]()
         while name is not None and name not in used:
-            used.add(name)
-            name = within.get(name)
+            passed.add(name)
+            outer = within.get(name)
+            if outer in passed:
+                raise NetworkError(
+                    f"line {stated[name][1]}: within {outer!r} of {name!r} makes {outer!r} lie in "
+                    "itself; correct one of them"
+                )
+            name = outer
+        used |= passed
     for row in of_sites:
         if row.site not in used:
             raise NetworkError(

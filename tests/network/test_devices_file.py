@@ -297,7 +297,10 @@ def test_generated_names_of_sites_are_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("name,site,within\na,x,y\nb,y,x\n", "devices.site_within: 'x' lies in itself, by way of"),
+        (
+            "name,site,within\na,x,y\nb,y,x\n",
+            "line 3: within 'x' of 'y' makes 'x' lie in itself; correct",
+        ),
         ("name,site,within\na,x,y\nb,x,z\n", "line 3: 'x' lies in 'z', in line 2 in 'y'; give"),
         ("name,within\na,y\n", "line 2: 'a' has within, where its site lies, but no site"),
         ("name,site\na,x\n,z\n", "line 3: no device is in site 'z'; name it as site or within"),
