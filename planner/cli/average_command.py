@@ -20,6 +20,8 @@ from planner.workload.workload import Workload
 ABOUT = "choose which peers compute gradients and which share each one sums (DeDLOC)"
 EXAMPLE = "planner average peers.csv --batch-samples 64 --gradient-bytes 1e8"
 
+NO_SHARE = 1e-3
+"""Shares below this count as none, and rates so near to a limit as limited by it."""
 COLUMNS = "name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]"
 
 
@@ -122,6 +124,16 @@ def run(args: argparse.Namespace) -> int:
         f"{p['samples_per_step']:>16.1f}"
         for p in data["peers"]
     ]
+    whole, data["limited_by"] = strategy.steps_per_s * gradient, []
+    for name, rate, share in zip(
+        peers.names, peers.download_bytes_per_s, strategy.shares, strict=True
+    ):
+        if share < NO_SHARE and whole > rate * (1 - NO_SHARE):
+            data["limited_by"].append(name)
+            lines.append(
+                f"{name} limits the rate: its download, {rate * 8e-6:.4g} Mb/s, only just receives "
+                "the average; without it the others may be faster"
+            )
     if args.programme is not None:
         data["written"] = [str(args.programme)]
         lines.append(f"wrote {args.programme}: linear program (5)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +14,10 @@ from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
 from planner.network.limit_notes import unlimited_sites, unstated_sites
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import PlanKind
+from planner.planning.request import AUTO, PlanKind
 from planner.planning.straight.parallelism_candidates import ShapeRow
+from planner.planning.workers import degrees
+from planner.problems import ProblemError
 from planner.report.figures import digits, headline, least, memory, seconds
 from planner.simulator.timeline import Timeline
 from planner.training_plan.averaging_group import is_hierarchical
@@ -83,6 +86,7 @@ def plan_data(
             alternative.to_dict() | {"outcome": alternative.outcome(least(plan))}
             for alternative in plan.alternatives
         ],
+        "not_tried": _not_tried(plan, problem),
         "cost": None if plan.cost is None else plan.cost.to_dict(),
         "objective": str(request.objective),
         **timeline_data(timeline, plan.cluster),
@@ -116,6 +120,20 @@ def _stages(plan: TrainingPlan) -> list[dict[str, Any]]:
             zip(plan.stage_layers, plan.assignment.groups, strict=True)
         )
     ]
+
+
+def _not_tried(plan: TrainingPlan, problem: PlanningProblem) -> list[str]:
+    """Return options that change no training result, and that nobody asked for."""
+    request, options = problem.request, []
+    if request.kind is not PlanKind.JOINT:
+        return []
+    if request.optimizer_shards == 1 and max(map(len, plan.assignment.groups)) > 1:
+        with suppress(ProblemError):  # which does not go with everything
+            request.replace(optimizer_shards=AUTO)
+            options.append("optimizer state in shards (--optimizer-shards auto)")
+    if request.tensor_parallel == 1 and max(degrees(problem.cluster, plan.workload)) > 1:
+        options.append("tensor parallelism (--tensor-parallel auto)")
+    return options
 
 
 def _left_out(plan: TrainingPlan, problem: PlanningProblem) -> list[dict[str, Any]]:
@@ -534,6 +552,7 @@ def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
     if not data["candidates"]:  # whose table has them
         for alternative in data["alternatives"]:
             yield _change(alternative["taken"], alternative["instead"]), alternative["outcome"]
+    yield "not tried", ", ".join(data["not_tried"])
 
 
 def _change(chosen: str, instead: str) -> str:

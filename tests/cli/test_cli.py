@@ -846,6 +846,12 @@ def test_workers_of_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
     argv = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-medium"]
     argv += ["--devices", str(devices), "--batch-samples", "8", "--effort", "0.1", "--no-pictures"]
+    assert main([*argv, "--out", str(path)]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "not tried" in out and "tensor parallelism (--tensor-parallel auto)" in out
+    assert main([*argv, "--tensor-parallel", "west=4,east=4,asia=1", "--out", str(path)]) == 0
+    assert "GPUs of a machine, which split" in (out := unwrapped(capsys.readouterr().out))
+    assert "1e-09 GB/s" not in out and "not tried" not in out
     assert main([*argv, "--tensor-parallel", "2", "--out", str(path)]) == 0
     out = unwrapped(capsys.readouterr().out)
     assert "workers of 2 GPUs" in out and "1 GPU of asia in no worker of 2" in out

@@ -41,6 +41,21 @@ def test_average_prints_roles_and_shares(peers: Path, capsys: pytest.CaptureFixt
     assert data["strategy"]
 
 
+def test_a_slow_download_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who receives the average as fast as it can limits everybody's rate."""
+    path = tmp_path / "peers.csv"
+    path.write_text("name,samples_per_s,upload_mbps,download_mbps\nlab,2,200,200\ncafe,1,5,20\n")
+    argv = ["average", str(path), "--batch-samples", "64", "--gradient-bytes", "1e8"]
+    assert main([*argv, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["objective"] == pytest.approx(20e6 / 8 / 1e8) and data["limited_by"] == ["cafe"]
+    assert main(argv) == 0
+    assert "cafe limits the rate: its download, 20 Mb/s," in capsys.readouterr().out
+    path.write_text("name,samples_per_s,upload_mbps,download_mbps\na,2,200,200\nb,1,200,200\n")
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["limited_by"] == []
+
+
 def test_pair_limits_come_from_a_network(
     peers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
