@@ -42,6 +42,7 @@ def good_configs() -> list[dict[str, Any]]:
         "llama": SIZES | scaled,
         "mistral": SIZES | {"sliding_window": 16},
         "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "phi3": SIZES | {"original_max_position_embeddings": 32, "pad_token_id": 0},
         "qwen2": SIZES | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
         "qwen2_moe": SIZES | EXPERTS | {"shared_expert_intermediate_size": 48, "qkv_bias": True},
         "qwen3": SIZES | {"use_sliding_window": True, "sliding_window": 16},

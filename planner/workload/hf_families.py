@@ -113,6 +113,17 @@ def _mistral(get: ConfigFields) -> Architecture:
     return replace(_rotary(get), window=window)
 
 
+def _phi3(get: ConfigFields) -> Architecture:
+    heads = None if get.has("num_key_value_heads") else get.integer("num_attention_heads")
+    usual = {"rms_norm_eps": 1e-5} | ({} if heads is None else {"num_key_value_heads": heads})
+    arch = _rotary(get, usual)
+    return replace(
+        arch,
+        window=get.integer_or_none("sliding_window"),
+        priced_only=(*arch.priced_only, "matrices of queries, keys and values in one"),
+    )
+
+
 def _mixtral(get: ConfigFields) -> Architecture:
     arch = _rotary(get, {"rms_norm_eps": 1e-5, "rope_theta": 1e6})
     experts = Experts(
@@ -201,6 +212,7 @@ MODELS: Mapping[str, Rules] = {
     "llama": Rules(frozenset(ROTARY | WINDOWS_FROM | {"attention_bias", "mlp_bias"}), _llama),
     "mistral": Rules(frozenset(ROTARY | WINDOWS_FROM), _mistral),
     "mixtral": Rules(frozenset(ROTARY | ROUTING), _mixtral),
+    "phi3": Rules(frozenset(ROTARY | {"original_max_position_embeddings"}), _phi3),
     "qwen2": Rules(frozenset(ROTARY | WINDOWS_FROM), _qwen2),
     "qwen2_moe": Rules(
         frozenset(

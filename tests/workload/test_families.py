@@ -52,6 +52,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text"},
     "gemma3 untied": {"model_type": "gemma3_text", "tie_word_embeddings": False},
     "mistral": {"model_type": "mistral"},
+    "phi3": {"model_type": "phi3", "pad_token_id": 0},
 }
 """Small ones, with what the published do not have."""
 GPT2: dict[str, Any] = {
@@ -222,10 +223,24 @@ QWEN3_CODER: dict[str, Any] = {
     "use_qk_norm": True,
     "shared_expert_intermediate_size": 0,
 }
+PHI3: dict[str, Any] = {
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32064,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]},
+}
+"""Phi-3-mini-128k."""
 
 
 @pytest.mark.parametrize(
-    ("config", "parameters"), [(MISTRAL, 7_248_023_552), (QWEN3_CODER, 480_154_875_392)]
+    ("config", "parameters"),
+    [(MISTRAL, 7_248_023_552), (QWEN3_CODER, 480_154_875_392), (PHI3, 3_821_079_552)],
 )
 def test_irrelevant_config_fields(config: dict[str, Any], parameters: int, tmp_path: Path) -> None:
     """Text generation settings of older ``transformers`` releases, and notes of tools."""

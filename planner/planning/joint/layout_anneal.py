@@ -42,13 +42,13 @@ class LayoutMoveShares(NamedTuple):
         A stage less, whose devices are then unused.
     """
 
-    devices: float = 0.33
+    devices: float = 0.29
     swap: float = 0.195
     layers: float = 0.155
     reorder: float = 0.115
     split: float = 0.07
     add: float = 0.04
-    chain: float = 0.01
+    chain: float = 0.05
     drop: float = 0.02
 
 
