@@ -12,7 +12,7 @@ import numpy as np
 from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
-from planner.network.limit_notes import unlimited_sites, unstated_sites
+from planner.network.limit_notes import long_latency, unlimited_sites, unstated_sites
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import AUTO, PlanKind
 from planner.planning.straight.parallelism_candidates import ShapeRow
@@ -90,6 +90,7 @@ def plan_data(
         "cost": None if plan.cost is None else plan.cost.to_dict(),
         "objective": str(request.objective),
         **timeline_data(timeline, plan.cluster),
+        "long_latency": long_latency(problem.full_cluster or problem.cluster),
         "unstated_sites": unstated_sites(problem.cluster),
         "unlimited_sites": unlimited_sites(problem.cluster),
         "each_device": each_device,
@@ -597,7 +598,8 @@ def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
             f"{data['positions']:,} positions; --sequence sets another length."
         )
     yield from (f"{text}." for text in data.get("assumed_links", ()))
-    for hint in ("assumed_limits", "tight_limits", "unstated_sites", "unlimited_sites"):
+    hints = "assumed_limits", "tight_limits", "long_latency", "unstated_sites", "unlimited_sites"
+    for hint in hints:
         if text := data[hint]:
             text = text.removeprefix("assumed: ")
             yield f"{text[:1].upper()}{text[1:]}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.network.limit_notes import assumed_limits, tight_limits
+from planner.network.limit_notes import assumed_limits, long_latency, tight_limits
 from planner.simulator.simulator import steps_by_averaging_s
 from planner.simulator.timeline import Timeline
 from planner.training_plan.choices import Codec
@@ -103,6 +103,7 @@ def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
         "busiest_device": {"name": timeline.ids[busiest], "busy_s": computing_s[busiest]},
         "assumed_limits": assumed_limits(cluster),
         "tight_limits": tight_limits(cluster),
+        "long_latency": long_latency(cluster),
     }
 
 
@@ -119,4 +120,5 @@ def timeline_lines(
     busiest = data["busiest_device"]
     busy, name = busiest["busy_s"], busiest["name"]
     lines.append(f"{'busiest device':<24}{busy:10.4f} s of computation a step: {name}")
-    return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]
+    hints = ("assumed_limits", "tight_limits", "long_latency")
+    return lines + [data[key] for key in hints if data[key]]

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from planner.network.cluster import Cluster
 from planner.utils.text import joined
 
+LONG_LATENCY_S = 2.0
+"""No network takes longer: a signal is on its way to a geostationary satellite for 0.12 s."""
 TOLERANCE = 1e-9
 """Relative: a limit counts as below a rate if it is lower by more than this."""
 AUTO_SITE = re.compile(r"device \d+'*")
@@ -59,6 +61,21 @@ def tight_limits(cluster: Cluster) -> str:
                 "of a site"
             )
     return ""
+
+
+def long_latency(cluster: Cluster) -> str:
+    """A line that names a pair of which the latency is probably in another unit."""
+    table = cluster.network.latency_table
+    longest = np.where(table.joins_two, table.values, 0.0)
+    a, b = np.unravel_index(int(longest.argmax()), longest.shape)
+    if not longest[a, b] > LONG_LATENCY_S:
+        return ""
+    source, destination = (np.flatnonzero(table.class_of == k) for k in (a, b))
+    pair = [cluster.network.ids[d] for d in (source[0], destination[-1])]
+    return (
+        f"the latency from {pair[0]} to {pair[1]} is {longest[a, b]:.4g} s, longer than by "
+        "satellite; mind the unit in the column's name (latency_ms, latency_s, rtt_ms)"
+    )
 
 
 def unstated_sites(cluster: Cluster) -> str:

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
-from planner.network.limit_notes import tight_limits, unlimited_sites, unstated_sites
+from planner.network.limit_notes import (
+    long_latency,
+    tight_limits,
+    unlimited_sites,
+    unstated_sites,
+)
 from planner.network.network import Network
 from planner.planning.averaging.aggregators import on_cluster
 from planner.simulator.resources import Ints
@@ -418,6 +423,22 @@ def test_limit_below_a_link_is_reported() -> None:
     said = tight_limits(tight)
     ids = tight.network.ids
     assert said.startswith(f"download of {ids[1]} is at most 0.008 Gb/s") and "2 devices" in said
+
+
+def test_a_latency_in_another_unit_is_reported() -> None:
+    """Of two places, and of two devices of one."""
+    usual = random_network(3)
+    assert long_latency(Cluster(usual, Devices(1e12, 1e9))) == ""
+    latency = np.array(usual.latency_s)
+    latency[0, 2] = 24.0
+    slow = usual.replace(latency_s=latency)
+    said = long_latency(Cluster(slow, Devices(1e12, 1e9)))
+    assert said.startswith(f"the latency from {slow.ids[0]} to {slow.ids[2]} is 24 s")
+    several = usual.replicate(
+        dict.fromkeys(usual.ids, 2), intra_latency_s=3.0, intra_bandwidth_bytes_per_s=1e9
+    )
+    said = long_latency(Cluster(several, Devices(1e12, 1e9)))
+    assert said.startswith(f"the latency from {several.ids[0]} to {several.ids[1]} is 3 s")
 
 
 def test_hint_for_devices_of_one_region_without_sites() -> None:
