@@ -422,7 +422,14 @@ def _inside(args: argparse.Namespace, network: Network) -> dict[str, Link]:
     if args.intra_bandwidth_gbps is not None:
         bandwidth = args.intra_bandwidth_gbps * 1e9 / 8
     links = dict.fromkeys(network.ids, Link(latency, bandwidth))
-    links |= {name: x for name, x in measured_inside(args.network).items() if name in links}
+    stated = {name: x for name, x in measured_inside(args.network).items() if name in links}
+    options = args.intra_latency_ms, args.intra_bandwidth_gbps
+    if stated and options != (None, None):
+        say(
+            f"planner {args.command}: the network file has the link within {joined(list(stated))}: "
+            "--intra-latency-ms and --intra-bandwidth-gbps count for other places"
+        )
+    links |= stated
     return {name: link for name, link in links.items() if not any(map(math.isnan, link))}
 
 

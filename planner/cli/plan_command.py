@@ -34,7 +34,7 @@ from planner.cli.arguments import (
 from planner.cli.comparison import add_baselines
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, save, show
 from planner.cli.partial_output import IncumbentFile, partial_path
-from planner.cli.plan_report import baselines, plan_data, plan_lines
+from planner.cli.plan_report import baselines, not_tried, plan_data, plan_lines
 from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.assumed import assumed_sentences
@@ -511,7 +511,7 @@ def run(args: argparse.Namespace) -> int:
     if result.plan is None:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
-    best_plan = result.plan
+    best_plan, asked = result.plan, request
     request = result.request
     planning_problem = PlanningProblem.of(cluster, workload, request, args.seed, {})
     search: dict[str, Any] = {}
@@ -525,6 +525,7 @@ def run(args: argparse.Namespace) -> int:
     data = plan_data(
         best_plan, timeline, result.candidates, planning_problem, _each_device(args, best_plan)
     )
+    data["not_tried"] = not_tried(best_plan, asked, cluster)
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
     scales_loss = best_plan.workload.precision.scales_loss

@@ -12,9 +12,10 @@ import numpy as np
 from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
+from planner.network.cluster import Cluster
 from planner.network.limit_notes import long_latency, unlimited_sites, unstated_sites
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import AUTO, PlanKind
+from planner.planning.request import AUTO, PlanKind, PlanRequest
 from planner.planning.straight.parallelism_candidates import ShapeRow
 from planner.planning.workers import degrees
 from planner.problems import ProblemError
@@ -86,7 +87,6 @@ def plan_data(
             alternative.to_dict() | {"outcome": alternative.outcome(least(plan))}
             for alternative in plan.alternatives
         ],
-        "not_tried": _not_tried(plan, problem),
         "cost": None if plan.cost is None else plan.cost.to_dict(),
         "objective": str(request.objective),
         **timeline_data(timeline, plan.cluster),
@@ -123,16 +123,16 @@ def _stages(plan: TrainingPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _not_tried(plan: TrainingPlan, problem: PlanningProblem) -> list[str]:
-    """Return options that change no training result, and that nobody asked for."""
-    request, options = problem.request, []
+def not_tried(plan: TrainingPlan, request: PlanRequest, cluster: Cluster) -> list[str]:
+    """Return options that change no training result, and that a request leaves at 1."""
+    options: list[str] = []
     if request.kind is not PlanKind.JOINT:
-        return []
+        return options
     if request.optimizer_shards == 1 and max(map(len, plan.assignment.groups)) > 1:
         with suppress(ProblemError):  # which does not go with everything
             request.replace(optimizer_shards=AUTO)
             options.append("optimizer state in shards (--optimizer-shards auto)")
-    if request.tensor_parallel == 1 and max(degrees(problem.cluster, plan.workload)) > 1:
+    if request.tensor_parallel == 1 and max(degrees(cluster, plan.workload)) > 1:
         options.append("tensor parallelism (--tensor-parallel auto)")
     return options
 
@@ -553,7 +553,7 @@ def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
     if not data["candidates"]:  # whose table has them
         for alternative in data["alternatives"]:
             yield _change(alternative["taken"], alternative["instead"]), alternative["outcome"]
-    yield "not tried", ", ".join(data["not_tried"])
+    yield "not tried", ", ".join(data.get("not_tried", ()))
 
 
 def _change(chosen: str, instead: str) -> str:

@@ -184,13 +184,13 @@ def _links(
         for column, name in zip(ENDS, ends, strict=True):
             refuse_summary(name, f"{where}: {column}")
         pair = ends[0], ends[1]
+        if ends[0] == ends[1] and not _is_given(row.get(bandwidth_column)):
+            links.setdefault(pair, Link(math.nan, math.nan))  # the diagonal of a matrix
+            continue
         if pair in links:
             raise NetworkError(
                 f"{where}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
             )
-        if ends[0] == ends[1] and not _is_given(row.get(bandwidth_column)):
-            links[pair] = Link(math.nan, math.nan)  # the diagonal of a matrix
-            continue
         links[pair] = Link(
             si_value(row.get(latency_column), latency_column, where),
             si_value(row.get(bandwidth_column), bandwidth_column, where),
@@ -201,7 +201,7 @@ def _links(
 def _is_given(value: Any) -> bool:
     """Whether a cell is neither empty nor what matrices have on their diagonal."""
     try:
-        return 0 < float(value) < math.inf
+        return float(value) not in (0.0, math.inf)
     except (TypeError, ValueError):
         return str(value).strip() not in NOT_MEASURED and value is not None
 

@@ -53,6 +53,7 @@ from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result, objective_or_inf
 from planner.search.stop import (
+    INTERRUPTED,
     SearchRun,
     StoppingCriterion,
     started,
@@ -445,12 +446,14 @@ def _with_exchanges(
     """Straight pipelines after exchanges of devices by simulated step."""
     if problem.request.kind is PlanKind.PARTIAL_PATHS or "interrupted" in planned.reason:
         return planned
-    plan = exchange_devices(problem, planned.shape, planned.plan, stop.portion(EXCHANGE_SHARE))
+    portion = stop.portion(EXCHANGE_SHARE)
+    plan, interrupted = exchange_devices(problem, planned.shape, planned.plan, portion)
+    reason = INTERRUPTED if interrupted else planned.reason
     if plan is planned.plan:
-        return planned
+        return planned._replace(reason=reason)
     # eq. 1 says nothing about these pipelines
     method = f"{planned.method}, exchanges by simulated step"
-    return PlannedShape(plan, planned.shape, {}, method, reason_when_slower(planned.reason))
+    return PlannedShape(plan, planned.shape, {}, method, reason_when_slower(reason))
 
 
 def _placement_search(

@@ -859,7 +859,8 @@ def test_workers_of_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for command in ("check", "simulate"):
         assert main([command, str(path)]) == 0
     assert main([*argv, "--tensor-parallel", "auto", "--out", str(path), "--force"]) == 0
-    assert "GPUs a worker" in unwrapped(capsys.readouterr().out)
+    out = unwrapped(capsys.readouterr().out)
+    assert "GPUs a worker" in out and "(--tensor-parallel auto)" not in out
     assert main([*argv, "--tensor-parallel", "8", "--out", str(path), "--force"]) == 2
     assert "no machine has so many GPUs that can compute: the largest has 4" in (
         capsys.readouterr().err

@@ -45,6 +45,16 @@ def test_the_order_of_devices_does_not_matter() -> None:
     assert steps == pytest.approx([steps[0]] * len(steps))
 
 
+def test_limits_may_be_combined() -> None:
+    """Effort and iterations: each exchange counts once."""
+    cluster, workload = cluster_of(8), tiny_workload()
+    steps = [
+        pl.plan(cluster, workload, stages=4, stop=stop).objective
+        for stop in (STOP, pl.AnyOf(STOP, pl.NoImprovement(10**6)))
+    ]
+    assert steps[0] == steps[1]
+
+
 def test_pairs_of_many_places_are_drawn() -> None:
     """All pairs of few places, once each."""
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from planner.planning.joint.joint_bound import long_run_bound_s
 from planner.planning.joint.stage_requirements import DevicePool, StageRequirements
 from planner.planning.joint.type_bound import type_bound_s
 from planner.workload.costs import stage_costs
+from planner.workload.layers import Layer
 from tests.planning.joint_plans import layouts, tiny_model, whole_plan
 from tests.planning.test_joint_bound import step_ends_s
 
@@ -141,6 +142,19 @@ def test_unlike_devices_take_fewer_microbatches() -> None:
     with patch.object(joint_bound, "type_bound_s", lambda *_: 0.0):
         assert long_run_bound_s(cluster, workload) < 19.5
     assert long_run_bound_s(cluster, workload) > 20.0
+
+
+def test_layers_without_flops() -> None:
+    """They take no time, and no device cannot run them."""
+    nothing = Layer("nothing", 0, 0.0, 0.0, 0.0)
+    network = pl.Network(np.zeros((3, 3)), np.full((3, 3), 1e3))
+    cluster = pl.Cluster(network, pl.Devices(np.array([100.0, 50.0, 50.0]), 1610.0))
+    for flops in (10.0, 0.0):
+        layers = Layer("first", 1, flops, 1.0, 1.0), Layer("last", 100, 0.0, 0.0, 1.0)
+        workload = pl.Workload("free", nothing, layers, nothing, 4)
+        bound = long_run_bound_s(cluster, workload)
+        result = pl.plan(cluster, workload, stop=pl.Effort(0.5))
+        assert result.objective is not None and bound <= result.objective * (1 + 1e-9)
 
 
 def test_merged_types_bound_less() -> None:

@@ -13,8 +13,8 @@ downloads of at least c bytes per second and room for h microbatches takes at mo
 - W h / t, with t the time of a microbatch from its F to the end of its B.
 
 The devices of a stage together must take all n. If the cheapest split of the layers into such
-stages costs more than all devices, whatever each type's price, no plan has steps of D seconds. Good
-prices come from a linear program, which is right for any prices (column generation).
+stages costs more than all devices, whatever each type's price, no plan has steps of D seconds. The
+bound holds for any prices; good ones come from a linear program (column generation).
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ MAX_TYPES = 64
 MAX_PRICES = 40
 """Prices that are tried for each D."""
 ROUNDING = 1e-9
+"""Relative, on the safe side."""
 HALVINGS = 11
+"""Of the interval of D in which the bound lies: to 0.05%."""
 
 
 def type_bound_s(requirements: StageRequirements, known_s: float) -> float:
     """Lower bound in seconds on the mean step, or 0 if it is no higher than a known bound."""
     table, count = _types(requirements)
-    if len(count) < 2 or known_s == np.inf:
+    if len(count) < 2 or not 0 < known_s < np.inf:
         return 0.0
     stages = _Compositions(requirements, table, count)
     if stages.suffice(known_s):
@@ -144,15 +146,21 @@ class _Compositions:
         taken = np.zeros(len(rows))
         types = zip(self.flops_per_s, self.line, self.room[choice].T, self.counts.T, strict=True)
         for speed, line, room, count in types:
+            held_s, has_room = flops / speed + away_s, room[parts] > 0
             with np.errstate(divide="ignore", invalid="ignore"):
-                sent = np.where(messages > 0, (seconds * line - averaged) / messages, np.inf)
-            limits = (
-                window_s * speed / flops,
-                (window_s - forward / speed - away_s) * speed / backward,
-                window_s * room[parts] / (flops / speed + away_s),
-                sent,
-            )
-            taken += count[rows] * np.maximum(np.min(limits, axis=0), 0.0)
+                limits = (
+                    np.where(flops > 0, window_s * speed / flops, np.inf),
+                    np.where(
+                        backward > 0,
+                        (window_s - forward / speed - away_s) * speed / backward,
+                        np.inf,
+                    ),
+                    np.where(held_s > 0, window_s * room[parts] / held_s, np.inf),
+                    np.where(messages > 0, (seconds * line - averaged) / messages, np.inf),
+                )
+            each = np.where(has_room, np.maximum(np.min(limits, axis=0), 0.0), 0.0)
+            is_used = count[rows] > 0
+            taken[is_used] += (count[rows] * each)[is_used]
         return taken
 
     def _cheapest_split(self, parts: Ints, rows: Ints) -> tuple[float, Floats]:

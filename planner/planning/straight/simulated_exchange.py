@@ -17,7 +17,7 @@ from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.search.stop import StoppingCriterion
+from planner.search.stop import INTERRUPTED, StoppingCriterion
 from planner.training_plan.model import TrainingPlan
 
 MAX_PLACES = 256
@@ -30,15 +30,16 @@ STEPS_PER_SIMULATION = 330
 
 def exchange_devices(
     problem: PlanningProblem, shape: Shape, plan: TrainingPlan, stop: StoppingCriterion
-) -> TrainingPlan:
+) -> tuple[TrainingPlan, bool]:
     """Exchange two devices as long as that shortens the step; stages and layers stay.
 
     Exchanges are tried in random order, until none shortens the step or the limit is reached. The
-    pipelines need not be bottleneck matchings of the stages afterwards (eq. 3).
+    pipelines need not be bottleneck matchings of the stages afterwards (eq. 3). The second result
+    is whether Ctrl-C ended it.
     """
     first = best = plan.assignment.grid
-    if first is None or best is None:
-        return plan
+    if best is None:
+        return plan, False
     run, best_s = stop.start(STEPS_PER_EFFORT), plan.predicted.step_s
     operations = STEPS_PER_SIMULATION + 2 * shape.stages * shape.microbatches
     spent = operations / STEPS_PER_EFFORT
@@ -54,17 +55,20 @@ def exchange_devices(
             one, other = best.flat[pair]
             if class_of[one] == class_of[other]:
                 continue
-            # a limit on iterations counts exchanges
-            run.update()
-            run.spend(spent)
+            if math.isfinite(run.remaining_effort):
+                run.spend(spent)
+            else:
+                run.update()  # a limit on iterations counts exchanges
             grid = best.copy()
             grid.flat[pair] = other, one
             seconds = _step_s(problem, shape, AssignmentPlan.of_grid(grid))
             if seconds < best_s * (1 - 1e-9):
                 best_s, best, tried = seconds, grid, 0
+                run.record_objective(seconds)
+    interrupted = run.reason == INTERRUPTED
     if best is first:
-        return plan
-    return straight_plan(problem, shape, AssignmentPlan.of_grid(best))
+        return plan, interrupted
+    return straight_plan(problem, shape, AssignmentPlan.of_grid(best)), interrupted
 
 
 def _pairs(places: int, rng: np.random.Generator) -> NDArray[np.int64]:
