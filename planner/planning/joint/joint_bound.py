@@ -200,8 +200,8 @@ def long_run_bound_s(
 
     Between the ends of two of its rounds, every stage does all its work of a step, so the first t
     steps from an idle system, a multiple of H, take at least t times this; and at least t times
-    what sites need for their part of a step. The value is only printed: no certificate holds it,
-    and the checker does not recompute it.
+    what types of devices, or sites, need for their part of a step. The value is only printed: no
+    certificate holds it, and the checker does not recompute it.
 
     Parameters
     ----------
