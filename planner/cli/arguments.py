@@ -16,7 +16,7 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.catalogue import intra_link, load_network, measured_inside
 from planner.network.cluster import Cluster, Devices
-from planner.network.devices_file import describes_all, load_devices
+from planner.network.devices_file import describes_all, load_devices, replicated
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
@@ -328,7 +328,8 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             why = "left out, since some of their pairs were not measured"
             say(f"planner {args.command}: {why}: {joined(dropped)}")
     devices = usual_devices(args, dtype)
-    inside = _inside(args, network)
+    stated = measured_inside(args.network)
+    inside = _inside(args, network, stated)
     names = ("intra_latency_ms", "intra_bandwidth_gbps")
     options = [name for name in names if getattr(args, name) is not None]
     if options and args.devices_per_region is None and args.devices is None:
@@ -345,14 +346,9 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
                 f"{row * Path(args.network).is_file()}--intra-latency-ms and "
                 "--intra-bandwidth-gbps"
             )
-        network = network.replicate(
-            dict.fromkeys(network.ids, args.devices_per_region),
-            intra_latency_s={name: link.latency_s for name, link in inside.items()},
-            intra_bandwidth_bytes_per_s={
-                name: link.bandwidth_bytes_per_s for name, link in inside.items()
-            },
-        )
-    elif args.devices is None and (stated := measured_inside(args.network)):
+        counts = dict.fromkeys(network.ids, args.devices_per_region)
+        network = replicated(network, counts, inside)
+    elif args.devices is None and stated:
         say(
             f"planner {args.command}: the link within {joined(list(stated))} is not used: there is "
             "one device at a place; give --devices-per-region, or count in a devices file"
@@ -411,10 +407,12 @@ def _require_quantities(args: argparse.Namespace) -> None:
         real(f"--{name.replace('_', '-')}", value, 0, above=not may_be_0)
 
 
-def _inside(args: argparse.Namespace, network: Network) -> dict[str, Link]:
+def _inside(
+    args: argparse.Namespace, network: Network, measured: Mapping[str, Link]
+) -> dict[str, Link]:
     """Return the links between devices of one region, where they are known.
 
-    From rows of the network file, else from the options, else as a shipped network's source has it.
+    As measured in the network file, else from the options, else as a shipped network has it.
     """
     latency, bandwidth = intra_link(args.network) or (math.nan, math.nan)
     if args.intra_latency_ms is not None:
@@ -422,7 +420,7 @@ def _inside(args: argparse.Namespace, network: Network) -> dict[str, Link]:
     if args.intra_bandwidth_gbps is not None:
         bandwidth = args.intra_bandwidth_gbps * 1e9 / 8
     links = dict.fromkeys(network.ids, Link(latency, bandwidth))
-    stated = {name: x for name, x in measured_inside(args.network).items() if name in links}
+    stated = {name: link for name, link in measured.items() if name in links}
     options = args.intra_latency_ms, args.intra_bandwidth_gbps
     if stated and options != (None, None):
         say(

@@ -380,11 +380,16 @@ def _replicated(
         )
     # GPUs of a machine get their own links
     links = {name: inside.get(name, Link(0.0, 1.0)) for name in counts}
+    return replicated(network, {name: count or 1 for name, count in counts.items()}, links)
+
+
+def replicated(network: Network, counts: Mapping[str, int], inside: Mapping[str, Link]) -> Network:
+    """`Network.replicate` with the links within places."""
     return network.replicate(
-        {name: count or 1 for name, count in counts.items()},
-        intra_latency_s={name: link.latency_s for name, link in links.items()},
+        counts,
+        intra_latency_s={name: link.latency_s for name, link in inside.items()},
         intra_bandwidth_bytes_per_s={
-            name: link.bandwidth_bytes_per_s for name, link in links.items()
+            name: link.bandwidth_bytes_per_s for name, link in inside.items()
         },
     )
 

@@ -47,7 +47,7 @@ def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
             "without --path-stages"
         )
     classes = DeviceClasses.of(plan.cluster)
-    class_of = {d: c for c, members in enumerate(classes.members) for d in members}
+    class_of = classes.class_of
     counts = [[0] * len(classes) for _ in range(stages)]
     first: dict[tuple[int, int], int] = {}
     for j, group in enumerate(plan.assignment.groups):

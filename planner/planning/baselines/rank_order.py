@@ -129,7 +129,7 @@ def rank_layouts(
     order: Sequence[int], classes: DeviceClasses, layers: Mapping[int, Sequence[tuple[int, int]]]
 ) -> Iterator[Layout]:
     """Layouts of ranks in order, with all devices that can compute."""
-    class_of = {d: c for c, members in enumerate(classes.members) for d in members}
+    class_of = classes.class_of
     ranks = [d for d in order if d in class_of]
     for stages, ranges in layers.items():
         if len(ranks) % stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,11 @@ class DeviceClasses:
             if prices is None
             else pair_prices(prices, cluster, *np.ix_(first, first)),
         )
+
+    @cached_property
+    def class_of(self) -> dict[int, int]:
+        """The class of every device that can compute."""
+        return {d: c for c, members in enumerate(self.members) for d in members}
 
     def __len__(self) -> int:
         return len(self.members)

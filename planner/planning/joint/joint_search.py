@@ -254,7 +254,7 @@ class JointSearch:
 
     def _baseline_layouts(self) -> list[Layout]:
         """Layouts of the baselines, which the search tries to improve."""
-        class_of = {d: c for c, members in enumerate(self.classes.members) for d in members}
+        class_of = self.classes.class_of
         index_of = self.problem.cluster.network.index_of
         layouts = []
         for plan in self.baselines:

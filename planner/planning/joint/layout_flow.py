@@ -50,10 +50,9 @@ class FlowNodes(NamedTuple):
 
     def by_stage(self, classes: DeviceClasses, groups: Sequence[Sequence[int]]) -> list[list[int]]:
         """The node of every device of every stage."""
-        class_of = {d: c for c, members in enumerate(classes.members) for d in members}
         keys = zip(self.stage.tolist(), self.device_class.tolist(), strict=True)
         node_of = {key: v for v, key in enumerate(keys)}
-        return [[node_of[j, class_of[d]] for d in group] for j, group in enumerate(groups)]
+        return [[node_of[j, classes.class_of[d]] for d in group] for j, group in enumerate(groups)]
 
 
 def flow_of(

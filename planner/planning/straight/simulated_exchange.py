@@ -41,11 +41,10 @@ def exchange_devices(
     if best is None:
         return plan, False
     run, best_s = stop.start(STEPS_PER_EFFORT), plan.predicted.step_s
+    # a limit on iterations counts exchanges, one on effort what they take
     operations = STEPS_PER_SIMULATION + 2 * shape.stages * shape.microbatches
-    spent = operations / STEPS_PER_EFFORT
-    class_of = np.empty(len(problem.cluster), dtype=np.int64)
-    for k, members in enumerate(DeviceClasses.of(problem.cluster).members):
-        class_of[list(members)] = k
+    counted = operations if math.isfinite(run.remaining_effort) else 1
+    class_of = DeviceClasses.of(problem.cluster).class_of
     pairs = _pairs(best.size, np.random.default_rng(problem.seed))
     tried, k = 0, 0
     with run.interruptible():
@@ -55,10 +54,7 @@ def exchange_devices(
             one, other = best.flat[pair]
             if class_of[one] == class_of[other]:
                 continue
-            if math.isfinite(run.remaining_effort):
-                run.spend(spent)
-            else:
-                run.update()  # a limit on iterations counts exchanges
+            run.update(counted)
             grid = best.copy()
             grid.flat[pair] = other, one
             seconds = _step_s(problem, shape, AssignmentPlan.of_grid(grid))
