@@ -12,18 +12,15 @@ import argparse
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from unittest.mock import patch
 
 import planner as pl
 from benchmarks.command_line import report_path, run, versions
 from planner.bench.job_generator import random_job
 from planner.bench.plan_instances import INSTANCES
 from planner.network.cluster import Cluster
-from planner.planning.joint import joint_bound
-from planner.planning.joint.site_bound import site_bound_s
+from planner.planning.joint.mean_bound import mean_bounds
 from planner.utils.atomic_write import write_text
 from planner.workload.workload import Workload
 
@@ -39,14 +36,6 @@ def jobs() -> Iterator[tuple[str, Cluster, Workload]]:
     for k in range(JOBS):
         job = random_job(k)
         yield f"random job {k}", job.cluster, job.workload
-
-
-def without(cluster: Cluster, workload: Workload, *names: str) -> float:
-    """Return the bound on the mean without some parts of it."""
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(patch.object(joint_bound, name, lambda *_, **__: 0.0))
-        return joint_bound.long_run_bound_s(cluster, workload)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,13 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             pl.plan(cluster, workload, stop=pl.Effort(args.effort), seed=seed).objective or 0.0
             for seed in args.seeds
         )
-        stages_s = without(cluster, workload, "type_bound_s", "site_bound_s")
-        types_s = without(cluster, workload, "site_bound_s")
-        sites_s = site_bound_s(cluster, workload)
-        gaps = [1 - bound / step_s for bound in (stages_s, max(types_s, sites_s))]
-        types = f"{types_s:.4g} s" if types_s > stages_s else ""
+        of_stages, *of_types, of_sites = (x.value for x in mean_bounds(cluster, workload))
+        best = max(of_stages, *of_types, of_sites)
+        gaps = [1 - bound / step_s for bound in (of_stages, best)]
+        types = f"{of_types[0]:.4g} s" if of_types else ""
         rows.append(
-            f"| {name} | {step_s:.4g} s | {stages_s:.4g} s | {types} | {sites_s:.4g} s | "
+            f"| {name} | {step_s:.4g} s | {of_stages:.4g} s | {types} | {of_sites:.4g} s | "
             f"{gaps[0]:.1%} | {gaps[1]:.1%} |"
         )
         print(rows[-1], flush=True)

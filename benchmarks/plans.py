@@ -29,7 +29,6 @@ from planner.planning.baselines.dtfm import dtfm_rule
 from planner.planning.baselines.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.planning.baselines.sailor import sailor_rule
 from planner.planning.baselines.search import BaselinePlan, SearchCounts
-from planner.planning.joint.joint_bound import plan_long_run_bound_s
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanKind, PlanRequest
 from planner.planning.solve import plan
@@ -248,7 +247,8 @@ def measure(
         step_s, bound_s, gap = result.objective, result.bound, result.gap
         settled_s = steady_step_s(made)
         if request.kind is PlanKind.JOINT:
-            long_s = plan_long_run_bound_s(instance.problem(request, seed), made)
+            certificate = made.step_certificate
+            long_s = None if certificate is None else certificate.bound
         sizes = sorted({len(group) for group in made.assignment.groups})
         about = (
             f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "

@@ -14,128 +14,77 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.checker.bound_witness import (
+    PRECISION,
+    Floats,
+    WitnessDevices,
+    applies_to,
+    covers,
+    heads_of,
+)
 from planner.checker.memory import stage_memory
-from planner.checker.plan_network import MessageRates, fastest_of_rows
 from planner.network.dtype import Dtype
-from planner.training_plan.averaging_group import AveragingGroup
-from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
-from planner.workload.compute_times import FROM_FLOPS
 from planner.workload.workload import Workload
 
-Floats = NDArray[np.float64]
-PRECISION = 1e-9
-"""Relative precision: a plan may be faster than a bound by at most this."""
 BISECTIONS = 30
 MEMORY_ROUNDING = 1e-6
-MAX_DEVICES = 100_000
-"""A witness with more devices is rejected."""
+BUDGET = 1 + 1e-12
+"""Weight of all devices, with rounding."""
 
 
 def whole_step_bound_s(
     witness: Mapping[str, Any], plan: TrainingPlan, claimed_s: float
 ) -> float | None:
-    """The bound that a witness proves for all plans on its devices."""
+    """The bound that a witness proves for any single step of all plans on its devices."""
+
+    def proof() -> Callable[[float], bool]:
+        return splits_of(witness, plan).excluded
+
+    return proven_s(proof, claimed_s, plan.sync.every_steps)
+
+
+def proven_s(
+    proof: Callable[[], Callable[[float], bool]], claimed_s: float, every_steps: int
+) -> float | None:
+    """The claimed seconds a step, or the most that a proof excludes; None without one.
+
+    ``proof`` may raise any error of a witness that is not in order. It returns whether so many
+    seconds are too short for H steps.
+    """
     try:
-        if not _applies_to(witness, plan):
-            return None
-        devices = _WitnessDevices.from_witness(witness)
-        if not _covers(devices, plan, witness.get("measured") is True):
-            return None
-        splits, steps = _Splits(devices, witness, plan), plan.sync.every_steps
-        if splits.excluded(steps * claimed_s * (1 - PRECISION)):
+        is_excluded = proof()
+        if is_excluded(every_steps * claimed_s * (1 - PRECISION)):
             return claimed_s
-        low, high = 0.0, steps * claimed_s
+        low, high = 0.0, every_steps * claimed_s
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            low, high = (middle, high) if splits.excluded(middle) else (low, middle)
+            low, high = (middle, high) if is_excluded(middle) else (low, middle)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
-    return low / steps
+    return low / every_steps
 
 
-def _applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
-    samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
-    times = plan.compute_times
-    if witness.get("every_steps", 1) != plan.sync.every_steps or plan.sync.delayed:
-        return False
-    if witness.get("measured") is not True and (times.source != FROM_FLOPS or any(times.update_s)):
-        return False
-    if type(samples) is not int or samples < 1 or plan.workload.microbatch_samples % samples:
-        return False
-    sizes = [stop - start for start, stop in plan.stage_layers]
-    if witness["recompute"] != "layers" and not all(
-        count == 0 or (witness["recompute"] is True and count == size)
-        for count, size in zip(plan.recompute, sizes, strict=True)
-    ):
-        return False
-    if plan.schedules[0].head not in _heads(witness) and stages > 1:
-        return False
-    all_stages, stage_of = list(range(stages)), plan.stage_of
-    if any([stage_of[d] for d in path] != all_stages for s in plan.schedules for path in s.paths):
-        return False
-    if plan.averages_for and witness.get("helped") is not True:
-        return False
-    regions = witness.get("regions", 0)
-    if type(regions) is not int or (regions > 0) != plan.two_frequency:
-        return False
-    if regions:
-        # with fewer regions more bytes are sent
-        reaches = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
-        is_single_round = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
-        return max(map(len, reaches)) <= regions and all(
-            is_single or _exchanges_at_once(rounds, Phase.WITHIN)
-            for is_single, rounds in zip(is_single_round, plan.averaging, strict=True)
-        )
-    hierarchical = witness.get("levels") is True
-    return all(
-        (plan.workload.optimizer_shards > 1 and _reduces_to_owners(rounds))
-        or (hierarchical and _exchanges_at_once(rounds, Phase.REDUCE))
-        or (
-            len(rounds) == 1
-            and len(rounds[0]) == 1
-            and rounds[0][0].contributes == rounds[0][0].receives
-        )
-        for rounds in plan.averaging
-    )
+def splits_of(witness: Mapping[str, Any], plan: TrainingPlan) -> StageSplits:
+    """The splits of the layers that a witness is about; raises `ValueError` if not of this plan."""
+    devices = WitnessDevices.from_witness(witness)
+    if not applies_to(witness, plan) or not covers(devices, plan, witness.get("measured") is True):
+        raise ValueError("devices")
+    return StageSplits(devices, witness, plan)
 
 
-def _heads(witness: Mapping[str, Any]) -> list[Head]:
-    """Ends of the pipeline that may run head and loss in the plans that the witness is about."""
-    heads = [Head(name) for name in witness.get("heads", [Head.LAST])]
-    if not heads:
-        raise ValueError("heads")
-    return heads
-
-
-def _reduces_to_owners(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
-    """Whether all devices of a stage reduce to owners of optimizer state, which then spread."""
-    return [[group.phase for group in groups] for groups in rounds] == [
-        [Phase.REDUCE],
-        [Phase.SPREAD],
-    ]
-
-
-def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase) -> bool:
-    """Whether a stage averages hierarchically with one member of every site per exchange."""
-    if [{group.phase for group in groups} for groups in rounds] != [
-        {first},
-        {Phase.EXCHANGE},
-        {Phase.SPREAD},
-    ]:
-        return False
-    within, between, _ = rounds
-    return len(within) > 1 and all(
-        len(set(group.members) & set(site.members)) == 1 for group in between for site in within
-    )
+def spreads_in_bf16(w: Workload) -> bool:
+    """Whether owners of optimizer state return parameters in 2 bytes, for gradients of 4."""
+    formats = (w.precision.compute, w.precision.gradients)
+    in_bf16 = w.architecture is not None and formats == (Dtype.BF16, Dtype.FP32)
+    return w.optimizer_shards > 1 and in_bf16
 
 
 class Role(enum.Enum):
@@ -147,164 +96,19 @@ class Role(enum.Enum):
     UPSTREAM = "before the boundary stage"
 
 
-class DeviceClass(NamedTuple):
-    """What the witness states of a device; rates are per second."""
-
-    flops: float
-    memory_bytes: float
-    upload: float
-    download: float
-
-
-@dataclass(frozen=True)
-class _WitnessDevices:
-    """The witness's device classes, least latencies, fastest link and dual weights."""
-
-    classes: Counter[DeviceClass]
-    rtt_s: Floats
-    hop_s: float
-    hop_bytes_per_s: float
-    weights: tuple[float, float, float]
-
-    @classmethod
-    def from_witness(cls, witness: Mapping[str, Any]) -> _WitnessDevices:
-        classes: Counter[DeviceClass] = Counter()
-        for row in witness["devices"]:
-            names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
-            device = DeviceClass(*(_number(row[name]) for name in names))
-            classes[device] += int(row["count"])
-        n = sum(classes.values())
-        if n > MAX_DEVICES:
-            raise ValueError("devices")
-        rtt_s = np.zeros(n)
-        for m, seconds in witness["return_s"]:
-            rtt_s[int(m) - 1 :] = float(seconds)
-        weights = tuple(float(weight) for weight in witness["price"])
-        if len(weights) != 3 or min(weights) < 0 or abs(sum(weights) - 1) > PRECISION:
-            raise ValueError("price")
-        if min(classes.values()) < 1 or not all(x > 0 for device in classes for x in device):
-            raise ValueError("devices")
-        hop_s, hop_bytes_per_s = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
-        numbers = [*(x for device in classes for x in device), hop_bytes_per_s]
-        # a single device has no links, so links must have weight 0
-        if n == 1 and weights[1] == 0:
-            numbers = [x for device in classes for x in device[:2]]
-        if not (
-            np.isfinite([*numbers, *rtt_s, hop_s]).all() and hop_s >= 0 and hop_bytes_per_s > 0
-        ):
-            raise ValueError("links")
-        return cls(classes, rtt_s, hop_s, hop_bytes_per_s, weights)
-
-    def descending(self, field: int) -> Floats:
-        """A field of `DeviceClass` for all devices, largest first."""
-        return np.sort(np.array([device[field] for device in self.classes.elements()]))[::-1]
-
-
-def _number(value: float | None) -> float:
-    return math.inf if value is None else float(value)
-
-
-def _covers(devices: _WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
-    """Whether the plan's devices are among the witness's, or no faster and no better linked."""
-    cluster, n = plan.cluster, len(plan.cluster)
-    rate, latency = cluster.network.bandwidth_table, cluster.network.latency_table
-    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    up = fastest_of_rows(rate) if up is None else up
-    down = fastest_of_rows(rate.T) if down is None else down
-    trainers = np.array(sorted(plan.stage_of))
-    k = len(trainers)
-    flops = _measured_flops(plan) if measured else cluster.flops
-    columns = (flops, cluster.memory_bytes, up, down)
-    plan_devices = Counter(map(DeviceClass, *(column[trainers].tolist() for column in columns)))
-    if not (
-        _are_no_faster(plan_devices, devices.classes)
-        if measured
-        else plan_devices <= devices.classes
-    ):
-        return False
-    rates, rtt_s = MessageRates(plan), devices.rtt_s[1:k]
-    sites = cluster.devices.sites or [""] * n
-    is_trainer = np.isin(np.arange(n), trainers).tolist()
-    # devices that differ in none of these have the same links to others
-    links = zip(
-        latency.class_of.tolist(), up.tolist(), down.tolist(), sites, is_trainer, strict=True
-    )
-    for d in {row: d for d, row in enumerate(links)}.values():
-        others = trainers[trainers != d]
-        computes = len(others) < k
-        if computes and (
-            (latency[d, others] < devices.hop_s).any()
-            or (rates.between(d, others) > devices.hop_bytes_per_s).any()
-        ):
-            return False
-        nearest_s = np.sort(latency[d, others] + latency[others, d])
-        # a device with a stage has m - 1 partners in a group, an aggregator has m
-        if (nearest_s[0 if computes else 1 :] < rtt_s).any():
-            return False
-    return True
-
-
-def _are_no_faster(plan_devices: Counter[DeviceClass], classes: Counter[DeviceClass]) -> bool:
-    """Whether each device matches one with the same memory and links and at least its FLOP/s."""
-    flops_of: dict[tuple[float, ...], list[float]] = {}
-    for flops, *others in sorted(classes.elements(), reverse=True):
-        flops_of.setdefault(tuple(others), []).append(flops)
-    num_used = Counter[tuple[float, ...]]()
-    for flops, *others in sorted(plan_devices.elements(), reverse=True):
-        fastest = flops_of.get(tuple(others), [])
-        k = num_used[tuple(others)]
-        if k >= len(fastest) or flops > fastest[k] * (1 + PRECISION):
-            return False
-        num_used[tuple(others)] += 1
-    return True
-
-
-def _measured_flops(plan: TrainingPlan) -> Floats:
-    """``float[N]``: the highest FLOP/s of F, B or H in the plan's times; 0 without a stage."""
-    w, times = plan.workload, plan.compute_times
-    fastest = np.zeros(len(plan.cluster))
-    for d, j in plan.stage_of.items():
-        start, stop = plan.stage_layers[j]
-        forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
-        forward += w.stem.forward_flops if start == 0 else 0.0
-        # B includes F of the layers that are recomputed
-        kept = math.fsum(
-            layer.forward_flops for layer in w.layers[start + plan.recompute[j] : stop]
-        )
-        kept += w.stem.forward_flops if start == 0 and not plan.recompute[j] else 0.0
-        again = 1 - kept / forward if forward > 0 else 0.0
-        operations = [
-            (forward, times.forward_s[d]),
-            (2 * forward, times.backward_s[d] - again * times.forward_s[d]),
-        ]
-        # the head may run on this stage in other plans
-        if j == plan.head_stage or times.head_s[d] > 0:
-            operations.append((3 * w.head.forward_flops, times.head_s[d]))
-        fastest[d] = max(
-            (
-                w.microbatch_samples * flops / s if s > 0 else math.inf
-                for flops, s in operations
-                if flops > 0
-            ),
-            default=0.0,
-        )
-    return fastest
-
-
-class _Splits:
+class StageSplits:
     """All splits of the layers into stages, and what the stages have in common."""
 
     def __init__(
-        self, devices: _WitnessDevices, witness: Mapping[str, Any], plan: TrainingPlan
+        self, devices: WitnessDevices, witness: Mapping[str, Any], plan: TrainingPlan
     ) -> None:
-        self.devices, self.workload = devices, plan.workload
         self.samples = int(witness["microbatch_samples"])
+        self.devices = devices
+        self.workload = plan.workload.replace(microbatch_samples=self.samples)
         self.recompute: object = witness["recompute"]
         self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         w = plan.workload
-        formats = (w.precision.compute, w.precision.gradients)
-        in_bf16 = w.architecture is not None and formats == (Dtype.BF16, Dtype.FP32)
-        if w.optimizer_shards > 1 and in_bf16:
+        if spreads_in_bf16(w):
             # a device with a share x of at most 1/2 sends 1 - x of the gradients and receives
             # (m - 1) x, then sends (m - 1) x of the parameters and receives 1 - x, in 2 bytes of 4.
             # What it sends is at least 3/4 of one vector, and of all members 3/4 of what they send
@@ -345,11 +149,11 @@ class _Splits:
         self.totals = (float(self.flops_per_s.sum()), float(self.up.sum()), len(self.m))
         self.stages_by_head = [
             {
-                (a, b): _Stage(self, a, b, head)
+                (a, b): Stage(self, a, b, head)
                 for a in range(self.num_layers)
                 for b in range(a + 1, self.num_layers + 1)
             }
-            for head in _heads(witness)
+            for head in heads_of(witness)
         ]
 
     def forward(self, a: int, b: int) -> float:
@@ -362,7 +166,7 @@ class _Splits:
         """Whether every split weighs more than all devices in a step of ``limit`` seconds."""
         return all(self._excluded(limit, stages) for stages in self.stages_by_head)
 
-    def _excluded(self, limit: float, stages: Mapping[tuple[int, int], _Stage]) -> bool:
+    def _excluded(self, limit: float, stages: Mapping[tuple[int, int], Stage]) -> bool:
         """As `excluded`, of plans with the head on one end of the pipeline."""
         # dynamic program over the first b layers: before the boundary stage, from it on, and with
         # stage 0 as the stage that ends the step
@@ -380,14 +184,14 @@ class _Splits:
                     downstream[b] = min(downstream[b], after_boundary)
                 if b < self.num_layers:
                     upstream[b] = min(upstream[b], upstream[a] + stage.weight(limit, Role.UPSTREAM))
-        return min(whole[self.num_layers], downstream[self.num_layers]) > 1 + 1e-12
+        return min(whole[self.num_layers], downstream[self.num_layers]) > BUDGET
 
 
-class _Stage:
+class Stage:
     """Layers a to b - 1 as a stage; arrays are over its number of devices, 1 to N."""
 
-    def __init__(self, common: _Splits, a: int, b: int, head: Head) -> None:
-        self.common, self.first = common, a == 0
+    def __init__(self, common: StageSplits, a: int, b: int, head: Head) -> None:
+        self.common, self.stop = common, b
         self.has_head = b == common.num_layers if head is Head.LAST else a == 0
         w, dev, m, samples = common.workload, common.devices, common.m, common.samples
         self.forward_flops = common.forward(a, b)
@@ -403,6 +207,7 @@ class _Stage:
         vector = (
             (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * common.wire_ratio
         )
+        self.vector_bytes = vector
         # with aggregators the members still send m vectors in total if they reduce nothing; the
         # same holds until sites have exchanged
         least = common.has_aggregators or common.hierarchical
@@ -454,24 +259,29 @@ class _Stage:
             suffices = np.floor(held / needs.saved)
         suffices = np.where(needs.saved > 0, suffices, np.where(held >= 0, math.inf, 0.0))
         suffices = np.clip(suffices, 0, common.microbatches)
-        available = common.memory * (1 + MEMORY_ROUNDING) - needs.state
+        available = common.memory_sizes * (1 + MEMORY_ROUNDING) - needs.state
+        self.holds_state = available >= 0
         count, half = b - a, (b - a) // 2
         groups = [(0, 0)]
         if common.recompute == "layers":
             groups += [(1, half), (half + 1, count - 1)]
         if common.recompute in (True, "layers"):
             groups.append((count, count))
-        self.max_live = [
+        # by size of memory
+        self.room = [
             (
                 2 * self.forward_flops + common.forward(a, a + first),
-                suffices[:, first : last + 1].max(axis=1)[common.size_of],
+                suffices[:, first : last + 1].max(axis=1),
             )
             for first, last in groups
             if first <= last
         ]
+        self.max_live = [(flops, room[common.size_of]) for flops, room in self.room]
         some = max(live[0] for _, live in self.max_live) >= 1
         self.fits = (
-            (available >= 0).cumsum() >= common.m if some else np.zeros(len(available), dtype=bool)
+            self.holds_state[common.size_of].cumsum() >= common.m
+            if some
+            else np.zeros(len(common.m), dtype=bool)
         )
         # a stage has as many devices as its optimizer state has shards
         self.fits &= common.m >= w.optimizer_shards
@@ -510,7 +320,7 @@ class _Stage:
             common.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
         )
         quiet_s = begin_s + self.forward_flops / common.fastest + self.unsent_s
-        return self._weights(
+        return self.weights(
             feasible, [(common.microbatches * flops, remaining_s)], sent_bytes, limit - quiet_s
         )
 
@@ -551,15 +361,16 @@ class _Stage:
                 ),
                 (common.microbatches * backward_flops, remaining_s - begin_s),
             ]
-            yield self._weights(feasible, flops_within, sent_bytes, limit - quiet_s)
+            yield self.weights(feasible, flops_within, sent_bytes, limit - quiet_s)
 
-    def _weights(
+    def weights(
         self,
         feasible: NDArray[np.bool_],
         flops_within: list[tuple[Any, Floats]],
         sent_bytes: Any,
         sending_s: Any,
     ) -> Floats:
+        """Weights by the number of devices, for FLOPs within seconds, and bytes sent in others."""
         common = self.common
         feasible = feasible & (sending_s > 0)
         flops_per_s = np.zeros(len(common.m))

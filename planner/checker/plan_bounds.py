@@ -10,6 +10,7 @@ import numpy as np
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.cost import cost_bound_usd
 from planner.checker.joint_bound import whole_step_bound_s
+from planner.checker.mean_bound import mean_step_bound_s
 from planner.checker.memory import stage_memory
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
@@ -18,7 +19,7 @@ from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.problems import PathProblem, ProblemError
 from planner.training_plan.choices import Head
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import MEAN_STEP, TrainingPlan
 
 TOLERANCE = 1e-9
 """Relative excess of a stored bound over the recomputed one that counts as rounding."""
@@ -33,6 +34,9 @@ def recomputed_bound(plan: TrainingPlan, part: str) -> float | None:
     if part == "step" and kind == "whole step":
         claimed = plan.certificates[part].bound
         return None if claimed is None else whole_step_bound_s(witness, plan, claimed)
+    if part == MEAN_STEP:
+        claimed = plan.certificates[part].bound
+        return None if claimed is None else mean_step_bound_s(witness, plan, claimed)
     if part == "cost" and kind == "cost":
         return cost_bound_usd(witness, plan)
     if part == "assignment":

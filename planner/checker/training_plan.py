@@ -25,7 +25,7 @@ from planner.checker.violation import Violation
 from planner.checker.workers import workers_of_plan
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import MEAN_STEP, TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.workload.compute_times import FROM_FLOPS
 
@@ -51,8 +51,9 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
             yield Violation("status", where, f"a plan is there, found {certificate.status}")
     if "paths" in plan.certificates:
         yield from _paths_certificate(plan, plan.certificates["paths"])
-    if "step" in plan.certificates:
-        yield from _step_certificate(plan, plan.certificates["step"])
+    for part in ("step", MEAN_STEP):
+        if part in plan.certificates:
+            yield from _step_certificate(plan, part, plan.certificates[part])
     yield from cost_violations(plan)
     yield from check_bounds(plan)
 
@@ -145,13 +146,13 @@ def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
     return fastest_of_rows(rate if axis == 1 else rate.T)
 
 
-def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
-    where, label = "certificates.step.objective", "must be predicted.step_s,"
+def _step_certificate(plan: TrainingPlan, part: str, c: Certificate) -> Iterator[Violation]:
+    where, label = f"certificates.{part}.objective", "must be predicted.step_s,"
     yield from compare_stored(plan.predicted.step_s, c.objective, "step time", where, label=label)
     if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
         yield Violation(
             "bound",
-            "certificates.step.bound",
+            f"certificates.{part}.bound",
             f"must be 0 to the step time {plan.predicted.step_s:g} s, found {c.bound:g} s",
         )
 

@@ -53,7 +53,7 @@ def _text(what: str, value: Any) -> str:
 
 def facts(plan: TrainingPlan) -> dict[str, Any]:
     """Return decisions and metrics of a plan, JSON-ready."""
-    step = plan.certificates.get("step")
+    step = plan.step_certificate
     return {
         "step_s": plan.predicted.step_s,
         "pipeline_s": plan.predicted.pipeline_s,

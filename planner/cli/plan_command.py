@@ -560,12 +560,6 @@ def run(args: argparse.Namespace) -> int:
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
     run_part("checking", f"checked (planner check {written})", lambda: _check(written))
-    if request.kind is PlanKind.JOINT:
-        run_part(
-            "bounding the long run",
-            "bounded in the long run",
-            lambda: _bound_long_run(best_plan, planning_problem, data),
-        )
     if random_count:
         problem = replace(planning_problem, workload=best_plan.workload)
         run_part(
@@ -672,25 +666,6 @@ def _random(
 def _needs_no_fp16(cluster: Cluster, best_plan: TrainingPlan) -> bool:
     """Whether devices without bf16 are in the cluster, but not in the plan."""
     return bool(cluster.lacks(Dtype.BF16)) and not best_plan.cluster.lacks(Dtype.BF16)
-
-
-def _bound_long_run(
-    best_plan: TrainingPlan, planning_problem: PlanningProblem, data: dict[str, Any]
-) -> None:
-    """Add a lower bound on the mean step time over many steps, if one is known.
-
-    It is for this report; plan files hold the bound on a single step.
-    """
-    from planner.planning.joint.joint_bound import plan_long_run_bound_s
-
-    seconds = plan_long_run_bound_s(planning_problem, best_plan)
-    if seconds is None:
-        return
-    step = best_plan.certificates.get("step")
-    if step is not None and step.bound is not None:
-        # a lower bound on every step bounds the mean too
-        seconds = max(seconds, step.bound)
-    data["long_run_bound_s"] = seconds
 
 
 def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:

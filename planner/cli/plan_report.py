@@ -23,7 +23,7 @@ from planner.report.figures import digits, headline, least, memory, seconds
 from planner.simulator.timeline import Timeline
 from planner.training_plan.averaging_group import is_hierarchical
 from planner.training_plan.choices import Wiring
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import MEAN_STEP, TrainingPlan
 from planner.utils.text import counted, joined, name_ranges, number_ranges, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
@@ -433,34 +433,28 @@ def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
-    certificates, step_s = data["certificates"], data["predicted"]["step_s"]
-    long_run = data.get("long_run_bound_s")
-    if long_run is not None:
-        gap = max(1 - long_run / step_s, 0.0)
+    certificates = data["certificates"]
+    if of_mean := certificates.get(MEAN_STEP):
         yield (
             "lower bound",
-            f"{seconds(long_run)} in the mean: no plan of its kind is faster (gap {gap:.1%})",
+            f"{seconds(of_mean['bound'])} in the mean: no plan of its kind is faster (gap "
+            f"{of_mean['gap']:.1%})",
         )
     for part, unit in (("step", "s"), ("cost", "$")):
         if (entry := certificates.get(part)) is None:
             continue
-        if entry["bound"] is not None and (
-            unit == "$" or long_run is None or entry["bound"] < long_run * (1 - SAME)
-        ):
+        if entry["bound"] is not None:
             bound = seconds(entry["bound"]) if unit == "s" else f"{entry['bound']:.4g} $"
             meaning = FASTER[data["searched"]]
             if unit == "$":
                 meaning = meaning.replace("faster", "cheaper")
                 waiting = ", waiting included" * bool((data["cost"] or {}).get("hour_usd"))
                 yield "bound of cost", f"{bound}{waiting}: {meaning} (gap {entry['gap']:.1%})"
-            elif long_run is None:
+            elif of_mean is None:
                 yield "lower bound", f"{bound}: {meaning} (gap {entry['gap']:.1%})"
             else:
-                yield (
-                    "in the plan file",
-                    f"{bound}, for planner check (gap {entry['gap']:.1%})",
-                )
-        elif entry["bound"] is None:
+                yield "of any one step", f"{bound} (gap {entry['gap']:.1%})"
+        else:
             yield "lower bound", "none for this kind of plan"
         yield (
             "search",

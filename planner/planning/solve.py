@@ -17,6 +17,7 @@ from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.cost_bound import cost_bound
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint.joint_bound import joint_bound
+from planner.planning.joint.mean_bound import mean_bound
 from planner.planning.layer_split import is_uniform
 from planner.planning.partial_paths.partial_path_plan import PlannedShape, partial_path_plan
 from planner.planning.problem import PlanningProblem
@@ -48,7 +49,7 @@ from planner.planning.straight.simulated_exchange import exchange_devices
 from planner.planning.workers import degrees, is_mix, kinds_of_machines, mix_words
 from planner.problems import ProblemError
 from planner.problems.quantities import instance_of
-from planner.search.certificate import Certificate
+from planner.search.certificate import OPTIMAL_GAP, Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result, objective_or_inf
@@ -60,7 +61,7 @@ from planner.search.stop import (
 )
 from planner.search.worker_pool import Workers, require_workers
 from planner.training_plan.choices import Codec, Head, Wiring
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import MEAN_STEP, TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.utils.text import counted
 from planner.workload.workload import Workload
@@ -113,7 +114,9 @@ def plan(
         cycle of iterations. ``bound`` is a lower bound on it, or None:
 
         - joint search: for every plan, with the head on the last stage or, where the search may
-          choose that, on the first; any plan with a calibration: for every plan with its head;
+          choose that, on the first; any plan with a calibration: for every plan with its head. If a
+          bound on the mean over many steps is higher, the plan's certificate ``"mean_step"`` has
+          it;
         - straight pipelines: for every placement with these stages, pipelines, layers and head;
           with ``stages="auto"``, for all numbers of stages that were tried;
         - partial paths: for every placement with these stage sizes and layers; None with a
@@ -227,7 +230,10 @@ def _plan_jointly(
     run = started(stop)
     baselines = Baselines.of(problem, stop) if compare else None
     request = problem.request
-    bound = _bound_for_all_plans(problem, problem.workload, problem.heads)
+    bound = _bound_for_all_plans(joint_bound, problem, problem.workload, problem.heads)
+    of_mean = None
+    if compare:
+        of_mean = _bound_for_all_plans(mean_bound, problem, problem.workload, problem.heads)
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
@@ -238,6 +244,7 @@ def _plan_jointly(
     searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans, executor)
     searched = replace(searched, baselines=baselines)
     result = _with_certificates(searched, {}, "cost" if by_cost else "step")
+    result = _with_mean_bound(result, of_mean)
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
@@ -263,13 +270,16 @@ def _straight_plans(
 
 
 def _bound_for_all_plans(
-    problem: PlanningProblem, workload: Workload, heads: Sequence[Head]
+    bound_of: Callable[..., StepBound | None],
+    problem: PlanningProblem,
+    workload: Workload,
+    heads: Sequence[Head],
 ) -> StepBound | None:
     """A bound for every plan; None for rounds of small groups, and for delayed averaging."""
     request = problem.request
     if request.group_size is not None or request.delayed:
         return None
-    return joint_bound(
+    return bound_of(
         fastest_measured(problem.cluster, workload, request.calibration),
         workload,
         Codec(request.codec).wire_ratio,
@@ -292,12 +302,37 @@ def _measured_bound(problem: PlanningProblem, plan: TrainingPlan, samples: int) 
     if request.calibration is None or request.kind is PlanKind.PARTIAL_PATHS:
         return None
     workload = plan.workload.replace(microbatch_samples=samples)
-    bound = _bound_for_all_plans(problem, workload, (plan.schedules[0].head,))
+    bound = _bound_for_all_plans(joint_bound, problem, workload, (plan.schedules[0].head,))
     # the bound holds in the mean; the few simulated steps may be shorter
     bounds_mean = request.sync_every > 1 or request.calibration.updates
     if bound is not None and bounds_mean and bound.value > plan.predicted.step_s:
         return None
     return bound
+
+
+def _with_mean_bound(result: Result[TrainingPlan], bound: StepBound | None) -> Result[TrainingPlan]:
+    """The result with a bound on the mean step in its plan, where that is the higher one."""
+    made, step = result.plan, result.certificate()
+    assert made is not None
+    step_s = made.predicted.step_s
+    known = made.step_certificate
+    known_s = 0.0 if known is None or known.bound is None else known.bound
+    # the few steps that are simulated may be shorter than the mean
+    if bound is None or not known_s * (1 + OPTIMAL_GAP) < bound.value <= step_s:
+        return result
+    of_mean = Result.of(
+        made,
+        step_s,
+        bound.value,
+        runtime_s=step.runtime_s,
+        stop_reason=step.stop_reason,
+        seed=step.seed,
+        method=step.method,
+        basis=bound.basis,
+        witness=bound.witness,
+    )
+    certificates = {**made.certificates, MEAN_STEP: of_mean.certificate()}
+    return replace(result, plan=made.replace(certificates=certificates))
 
 
 def _stochastic(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:

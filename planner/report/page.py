@@ -167,11 +167,11 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
 
 def _comparison(plan: TrainingPlan) -> str:
     """Render step times of this plan, its lower bound and the baselines as bars."""
-    step_s, step = plan.predicted.step_s, plan.certificates.get("step")
+    step_s, step = plan.predicted.step_s, plan.step_certificate
     rows: list[tuple[str, float, str]] = [("this plan", step_s, "")]
     if step is not None and step.bound is not None:
-        gap = "" if step.gap is None else f": gap {step.gap:.1%}"
-        rows.insert(0, ("lower bound", step.bound, f"no plan of this kind is faster{gap}"))
+        text = f"no plan of this kind is faster: gap {step.gap:.1%}"
+        rows.insert(0, ("lower bound", step.bound, text))
     rows += [(x.taken, x.value, x.instead) for x in plan.baselines if x.value is not None]
     slowest = max(seconds for _, seconds, _ in rows)
     cells = [

@@ -37,6 +37,9 @@ from planner.workload.workload import Workload
 
 FORMAT = "planner.plan"
 SCHEMA_VERSION = 2
+MEAN_STEP = "mean_step"
+"""Key of the certificate with a bound on the mean over many steps, where it is higher than that of
+any single step."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +214,18 @@ class TrainingPlan:
     def __hash__(self) -> int:
         return hash(self.content_hash)
 
+    @property
+    def step_certificate(self) -> Certificate | None:
+        """The certificate with the highest bound on its step: on the mean over many, if it has one.
+
+        None without a bound.
+        """
+        stated = [self.certificates.get(part) for part in (MEAN_STEP, "step")]
+        return next((c for c in stated if c is not None and c.bound is not None), None)
+
     def __repr__(self) -> str:
-        step = self.certificates.get("step")
-        bound = "" if step is None or step.bound is None else f", bound {step.bound:.4g} s"
+        certificate = self.step_certificate
+        bound = "" if certificate is None else f", bound {certificate.bound:.4g} s"
         sizes = stage_words([len(group) for group in self.assignment.groups])
         return (
             f"TrainingPlan({self.workload.name!r}, {self.cluster.network.size_words()}, {sizes}, "
@@ -249,12 +261,12 @@ class TrainingPlan:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Figures and decisions in words, the figures first."""
-        step, predicted = self.certificates.get("step"), self.predicted
+        step, predicted = self.step_certificate, self.predicted
         lines = [
             ("step", f"{predicted.step_s:.4g} s"),
             ("pipeline, averaging", f"{predicted.pipeline_s:.4g} s, {predicted.averaging_s:.4g} s"),
         ]
-        if step is not None and step.bound is not None and step.gap is not None:
+        if step is not None:
             lines.append(("bound", f"{step.bound:.4g} s, gap {step.gap:.1%}"))
         if self.cost is not None:
             lines.append(("cost of a step", f"{self.cost.step_usd:.4g} $"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.plan_bounds import recomputed_bound
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import MEAN_STEP, TrainingPlan
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "joint": {},
@@ -114,7 +114,8 @@ def test_changed_witnesses_prove_nothing_false(name: str, data: st.DataObject) -
     certificate = plan.certificates[part]
     assert certificate.objective is not None and certificate.bound is not None
     witness = changed_once_or_twice(certificate.witness, data)
-    wide = certificate.bound < 0.9 * certificate.objective
+    # a bound on the mean may be tight for a plan that uses few devices, whatever others there are
+    wide = part != MEAN_STEP and certificate.bound < 0.9 * certificate.objective
     limit = certificate.objective * (PROVABLE if wide else 1 + 1e-6)
     forged = replace(
         certificate, witness=witness, bound=limit, gap=1 - limit / certificate.objective

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.planning.averaging.hierarchical import hierarchical_rounds
 from planner.planning.averaging.two_frequency import two_frequency_rounds
+from planner.planning.joint.mean_bound import mean_bound
 from planner.problems.answers import AssignmentPlan
 from planner.simulator.simulator import simulate_cycle
 from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
@@ -26,6 +29,15 @@ from planner.workload.workload import Workload
 
 Groups = tuple[tuple[int, ...], ...]
 Layers = tuple[tuple[int, int], ...]
+
+
+def mean_bound_s(
+    cluster: Cluster, workload: Workload, wire_ratio: float = 1.0, **terms: Any
+) -> float:
+    """Return the bound on the mean; infinite if no devices suffice."""
+    bound = mean_bound(cluster, workload, wire_ratio, **terms)
+    return math.inf if bound is None else bound.value
+
 
 HASTE = ("forward", "backward", "any")
 """What a device takes up first, where it can choose."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.planning.averaging.aggregators import group_with_aggregators, on_cluster
 from planner.planning.averaging.stage_averaging import adaptive_group
-from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
 from planner.simulator.averaging_rounds import round_s
 from planner.simulator.program import compile_plan
@@ -26,7 +26,7 @@ from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Layer
 from tests.conftest import tiny_workload
-from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, mean_bound_s, tiny_cluster, tiny_model, whole_plan
 
 
 def star(
@@ -173,7 +173,7 @@ def test_bounds_consider_aggregators() -> None:
         assert step is not None
         wrong = found.plan.replace(certificates={"step": step})
         assert any(violation.rule == "bound" for violation in pl.check(wrong))
-    helped, lonely = (long_run_bound_s(peers, work, aggregators_in=c) for c in (cluster, None))
+    helped, lonely = (mean_bound_s(peers, work, aggregators_in=c) for c in (cluster, None))
     assert helped <= found.objective < lonely
 
 
@@ -189,7 +189,7 @@ def test_no_plan_with_aggregators_beats_the_bound(
     whole = whole.replace(devices=replace(whole.devices, can_compute=able))
     cluster, work = whole.subset(np.flatnonzero(able).tolist()), tiny_model(layers, 4, rng)
     bound = joint_bound(cluster, work, aggregators_in=whole)
-    lasting = long_run_bound_s(cluster, work, aggregators_in=whole)
+    lasting = mean_bound_s(cluster, work, aggregators_in=whole)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:20]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.checker.bound_basis import bound_bases
-from planner.checker.joint_bound import DeviceClass, _are_no_faster, whole_step_bound_s
+from planner.checker.bound_witness import DeviceClass, _are_no_faster
+from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.baselines.rank_order import one_region
 from planner.planning.calibrated import fastest_measured
-from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import PlanRequest
 from planner.training_plan.file import from_dict, plan_text
@@ -25,6 +26,7 @@ from planner.workload.costs import stage_costs
 from tests.conftest import random_network, regional_network, tiny_workload
 from tests.planning.joint_plans import (
     layouts,
+    mean_bound_s,
     recomputed_layers,
     tiny_cluster,
     tiny_model,
@@ -102,7 +104,7 @@ def test_no_plan_beats_the_bound_with_measured_times(
     )
     fastest = fastest_measured(cluster, workload, calibration)
     bound = joint_bound(fastest, workload, measured=True)
-    lasting = long_run_bound_s(fastest, workload)
+    lasting = mean_bound_s(fastest, workload)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:60]:

@@ -159,7 +159,7 @@ def test_cheap_plans_use_few_devices() -> None:
     assert cheap.bound is not None and cheap.bound <= cheap.objective
     assert cheap.plan.cost.step_usd < fast.plan.cost.step_usd
     assert set(cheap.plan.cluster.network.regions) == {"b"}
-    assert set(cheap.plan.certificates) == {"cost"}
+    assert set(cheap.plan.certificates) == {"cost", "mean_step"}
     assert waiting.plan.predicted.step_s <= fast.plan.predicted.step_s * 1.02
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.joint import stage_requirements
-from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.step_bound import StepBound
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status, relative_gap
@@ -36,6 +36,7 @@ from tests.planning.joint_plans import (
     Groups,
     Layers,
     layouts,
+    mean_bound_s,
     recomputed_layers,
     tiny_cluster,
     tiny_model,
@@ -75,7 +76,7 @@ def every_layout(
     first = joint_bound(cluster, workload, codec.wire_ratio, heads=(Head.FIRST,))
     kept = joint_bound(cluster, workload, codec.wire_ratio, recomputes=False)
     lasting = {
-        head: long_run_bound_s(cluster, workload, codec.wire_ratio, heads=(head,)) for head in Head
+        head: mean_bound_s(cluster, workload, codec.wire_ratio, heads=(head,)) for head in Head
     }
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
@@ -187,7 +188,7 @@ def test_no_plan_with_copies_of_optimizer_state_beats_the_bound(
     cluster, workload = in_bf16(n, layers, count, rng, 0.0)
     workload = workload.replace(optimizer_shards=2)
     bound = joint_bound(cluster, workload, in_copies=True)
-    lasting = long_run_bound_s(cluster, workload, in_copies=True)
+    lasting = mean_bound_s(cluster, workload, in_copies=True)
     tried = [(g, split) for g, split in layouts(n, layers) if min(map(len, g)) >= 4]
     rng.shuffle(tried)
     for groups, split in tried[:20]:
@@ -300,7 +301,7 @@ def test_two_stages_by_hand(two: tuple[pl.Cluster, pl.Workload, TrainingPlan]) -
     cluster, workload, plan = two
     bound = joint_bound(cluster, workload)
     assert plan.predicted.step_s == pytest.approx(4.5, rel=1e-3)
-    assert long_run_bound_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
+    assert mean_bound_s(cluster, workload) == pytest.approx(4.5, rel=1e-3)
     assert bound is not None and bound.value == pytest.approx(4.0, rel=1e-3)
     assert proven(bound, plan)
 
@@ -525,7 +526,7 @@ def test_more_devices_lower_the_bound() -> None:
 def test_blocks_of_any_size_give_the_same_bound(seed: int, devices: int, block: int) -> None:
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(devices, rng, 0.3), tiny_model(3, 4, rng)
-    expected = joint_bound(cluster, workload), long_run_bound_s(cluster, workload)
+    expected = joint_bound(cluster, workload), mean_bound_s(cluster, workload)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_requirements, "BLOCK", block)
-        assert (joint_bound(cluster, workload), long_run_bound_s(cluster, workload)) == expected
+        assert (joint_bound(cluster, workload), mean_bound_s(cluster, workload)) == expected

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.checker.joint_bound import whole_step_bound_s
 from planner.planning.evaluation import straight_plan
-from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import assignment_problem, shape_of
 from planner.planning.step_bound import straight_bound_s
@@ -28,7 +28,7 @@ from planner.simulator.simulator import cycle_steps_s, step_s, steps_by_averagin
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import random_network, regional_network, tiny_workload
-from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, mean_bound_s, tiny_cluster, tiny_model, whole_plan
 
 PERIODS = 3
 
@@ -50,7 +50,7 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     rng = np.random.default_rng(seed)
     cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
     bound = joint_bound(cluster, workload, every_steps=every)
-    lasting = long_run_bound_s(cluster, workload, every_steps=every)
+    lasting = mean_bound_s(cluster, workload, every_steps=every)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:8]:

@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 import planner as pl
 from planner.bench.job_generator import random_job
-from planner.planning.joint.joint_bound import long_run_bound_s
-from planner.planning.joint.site_bound import site_bound_s
+from planner.planning.joint.site_bound import site_bound
 from planner.training_plan.choices import Codec, Head
 from planner.workload.layers import Layer
-from tests.planning.joint_plans import layouts, recomputed_layers, tiny_model, whole_plan
+from tests.planning.joint_plans import (
+    layouts,
+    mean_bound_s,
+    recomputed_layers,
+    tiny_model,
+    whole_plan,
+)
 from tests.planning.test_joint_bound import step_ends_s
 
 ROUNDING = 1 + 1e-9
@@ -54,9 +59,9 @@ def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> 
     cluster = pl.Cluster(pl.Network(latency, rate), devices)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     bounds = {
-        head: site_bound_s(cluster, workload, codec.wire_ratio, heads=[head]) for head in Head
+        head: site_bound(cluster, workload, codec.wire_ratio, heads=[head]).seconds for head in Head
     }
-    either = site_bound_s(cluster, workload, codec.wire_ratio, heads=list(Head))
+    either = site_bound(cluster, workload, codec.wire_ratio, heads=list(Head)).seconds
     assert either <= min(bounds.values()) * ROUNDING
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
@@ -93,7 +98,7 @@ def two_machines(parameters: int, line: float) -> tuple[pl.Cluster, pl.Workload]
 def test_what_limits_two_machines(parameters: int, line: float, expected: float) -> None:
     """Computing, messages, or gradients."""
     cluster, workload = two_machines(parameters, line)
-    assert site_bound_s(cluster, workload) == pytest.approx(expected, rel=1e-6)
+    assert site_bound(cluster, workload).seconds == pytest.approx(expected, rel=1e-6)
 
 
 def test_only_two_sites_are_ends_of_a_pipeline() -> None:
@@ -106,10 +111,10 @@ def test_only_two_sites_are_ends_of_a_pipeline() -> None:
     layers = tuple(Layer(f"layer {k}", 10**6, 20.0, 5.0, 1.0) for k in range(8))
     workload = pl.Workload("eight", nothing, layers, nothing, 10)
     # 4,800 FLOPs; in 10 s two of the machines could do 2,000, and messages take 5 s or 10 s
-    bound = site_bound_s(pl.Cluster(network, devices), workload)
+    bound = site_bound(pl.Cluster(network, devices), workload).seconds
     assert 10.0 <= bound == pytest.approx(12.0, rel=1e-6)
     two = pl.Cluster(network, devices).subset([0, 1])
-    assert site_bound_s(two, workload) == pytest.approx(24.0, rel=1e-6)
+    assert site_bound(two, workload).seconds == pytest.approx(24.0, rel=1e-6)
 
 
 def test_devices_reach_a_site_within_theirs_without_their_own_line() -> None:
@@ -126,7 +131,7 @@ def test_devices_reach_a_site_within_theirs_without_their_own_line() -> None:
             site_within={"machine": "building"},
             site_upload_bytes_per_s={slow: 1.0},
         )
-        bound = site_bound_s(pl.Cluster(network, devices), workload)
+        bound = site_bound(pl.Cluster(network, devices), workload).seconds
         assert bound == pytest.approx(expected, rel=1e-6)
 
 
@@ -134,10 +139,10 @@ def test_a_model_without_flops_has_no_bound() -> None:
     """Nothing is computed, so that no part of a step is."""
     cluster, workload = two_machines(1, 1.0)
     layers = tuple(replace(layer, forward_flops=0.0) for layer in workload.layers)
-    assert site_bound_s(cluster, workload.replace(layers=layers)) == 0.0
+    assert site_bound(cluster, workload.replace(layers=layers)).seconds == 0.0
 
 
 def test_random_jobs_with_slow_lines_have_a_higher_bound() -> None:
     """Machines of four at 1 and 10 Gb/s, of which a device alone could send far more."""
     job = random_job(9)
-    assert long_run_bound_s(job.cluster, job.workload) > 29.0
+    assert mean_bound_s(job.cluster, job.workload) > 29.0

@@ -20,7 +20,7 @@ from planner.cli.main import main
 from planner.planning.averaging.stage_averaging import averaging_rounds
 from planner.planning.evaluation import straight_plan
 from planner.planning.joint.device_classes import DeviceClasses
-from planner.planning.joint.joint_bound import joint_bound, long_run_bound_s
+from planner.planning.joint.joint_bound import joint_bound
 from planner.planning.joint.layout_averaging import two_frequency_s
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.planning.problem import PlanningProblem
@@ -42,7 +42,7 @@ from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
-from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, mean_bound_s, tiny_cluster, tiny_model, whole_plan
 from tests.planning.test_cost import sent_between
 from tests.planning.test_joint_bound import equal_share_plan
 from tests.planning.test_layouts import model
@@ -177,7 +177,7 @@ def test_no_plan_beats_the_bound_over_a_period(seed: int, n: int, layers: int, e
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     asked: dict[str, Any] = {"every_steps": every, "two_frequency": True}
     bound = joint_bound(cluster, workload, codec.wire_ratio, **asked)
-    lasting = long_run_bound_s(cluster, workload, codec.wire_ratio, **asked)
+    lasting = mean_bound_s(cluster, workload, codec.wire_ratio, **asked)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:3]:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import planner as pl
 from planner.bench.plan_instances import INSTANCES
 from planner.network.cluster import device_limits
-from planner.planning.joint import joint_bound, type_bound
-from planner.planning.joint.joint_bound import long_run_bound_s
+from planner.planning.joint import type_bound as module
+from planner.planning.joint.mean_bound import mean_bounds
 from planner.planning.joint.stage_requirements import DevicePool, StageRequirements
-from planner.planning.joint.type_bound import type_bound_s
+from planner.planning.joint.type_bound import type_bound
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
-from tests.planning.joint_plans import layouts, tiny_model, whole_plan
+from tests.planning.joint_plans import layouts, mean_bound_s, tiny_model, whole_plan
 from tests.planning.test_joint_bound import step_ends_s
 
 LITTLE_S = 1e-6
@@ -43,7 +43,9 @@ def of_types(seed: int, n: int, layers: int, count: int) -> tuple[pl.Cluster, pl
 
 def bound_s(cluster: pl.Cluster, workload: pl.Workload) -> float:
     """Return the bound by itself, without recomputation."""
-    return type_bound_s(StageRequirements(DevicePool.of(cluster), workload, 1.0, False), LITTLE_S)
+    needs = StageRequirements(DevicePool.of(cluster), workload, 1.0, False)
+    proof = type_bound(needs, LITTLE_S)
+    return 0.0 if proof is None else proof.seconds
 
 
 class BruteForce:
@@ -139,9 +141,8 @@ def test_unlike_devices_take_fewer_microbatches() -> None:
     """Three types of eight devices: fast ones compute more than they can send."""
     instance = INSTANCES["mixed"]
     cluster, workload = instance.cluster(), instance.model()
-    with patch.object(joint_bound, "type_bound_s", lambda *_: 0.0):
-        assert long_run_bound_s(cluster, workload) < 19.5
-    assert long_run_bound_s(cluster, workload) > 20.0
+    of_stages, of_types, of_sites = mean_bounds(cluster, workload)
+    assert max(of_stages.value, of_sites.value) < 19.5 and of_types.value > 20.0
 
 
 def test_layers_without_flops() -> None:
@@ -152,7 +153,7 @@ def test_layers_without_flops() -> None:
     for flops in (10.0, 0.0):
         layers = Layer("first", 1, flops, 1.0, 1.0), Layer("last", 100, 0.0, 0.0, 1.0)
         workload = pl.Workload("free", nothing, layers, nothing, 4)
-        bound = long_run_bound_s(cluster, workload)
+        bound = mean_bound_s(cluster, workload)
         result = pl.plan(cluster, workload, stop=pl.Effort(0.5))
         assert result.objective is not None and bound <= result.objective * (1 + 1e-9)
 
@@ -162,7 +163,7 @@ def test_merged_types_bound_less() -> None:
     cluster, workload = of_types(4, 5, 3, 4)
     bounds = []
     for most in (10**6, 60, 1):
-        with patch.object(type_bound, "MAX_CASES", most):
+        with patch.object(module, "MAX_CASES", most):
             bounds.append(bound_s(cluster, workload))
     assert bounds[0] >= bounds[1] / PRECISION > 0 == bounds[2]
     # here prices lose nothing

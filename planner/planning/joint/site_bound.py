@@ -34,12 +34,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
 from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.device_classes import Floats
+from planner.planning.joint.stage_requirements import finite_or_none
 from planner.training_plan.choices import Head
 from planner.workload.costs import BACKWARD_TO_FORWARD, stage_costs
 from planner.workload.workload import Workload
@@ -50,7 +52,36 @@ ROUNDING = 1e-9
 """Parts of a step may add up to as much less: whole layers add up to it exactly."""
 
 
-def site_bound_s(
+class SiteBound(NamedTuple):
+    """A lower bound in seconds on the mean step, and what proves it.
+
+    Attributes
+    ----------
+    seconds
+        The bound; infinite if no devices suffice.
+    price
+        Of e.
+    names, figures
+        Sites, and rows of their FLOP/s, memory, FLOP/s of their slowest device, and the bytes per
+        second of their line and of the last gradients of a round.
+    """
+
+    seconds: float
+    price: float = 0.0
+    names: Sequence[str] = ()
+    figures: Floats = np.zeros((5, 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form for a witness; null: without limit."""
+        keys = "flops", "memory_bytes", "slowest_flops", "line_bytes_per_s", "final_bytes_per_s"
+        sites = [
+            {"name": name} | {key: finite_or_none(x) for key, x in zip(keys, column, strict=True)}
+            for name, column in zip(self.names, self.figures.T.tolist(), strict=True)
+        ]
+        return {"price": self.price, "sites": sites}
+
+
+def site_bound(
     cluster: Cluster,
     workload: Workload,
     wire_ratio: float = 1.0,
@@ -58,8 +89,8 @@ def site_bound_s(
     every_steps: int = 1,
     has_aggregators: bool = False,
     heads: Sequence[Head] = (Head.LAST,),
-) -> float:
-    """Lower bound in seconds on the mean step of every plan, over many steps.
+) -> SiteBound:
+    """Lower bound on the mean step of every plan, over many steps.
 
     Parameters
     ----------
@@ -73,20 +104,15 @@ def site_bound_s(
         Whether other devices may reduce gradients, and send from the sites of these.
     heads
         Ends of the pipeline that may run head and loss.
-
-    Returns
-    -------
-    float
-        Seconds; infinite if no devices suffice.
     """
     if workload.forward_flops == 0:
-        return 0.0
+        return SiteBound(0.0)
     ratio = min(wire_ratio, workload.spread_ratio) / every_steps
     sites = (
         _Sites(cluster, names, workload, ratio, heads, by_devices=not has_aggregators)
         for names in _partitions(cluster)
     )
-    return max(each.least_s() for each in sites)
+    return max((each.bound() for each in sites), key=lambda bound: bound.seconds)
 
 
 def _partitions(cluster: Cluster) -> list[list[str]]:
@@ -142,8 +168,9 @@ class _Sites:
         upload, download = lines
         # the last gradients of a round are sent from this site, or from another one to it
         final = np.maximum(upload, np.minimum(download, upload.max()))
-        table = np.stack([*sums, slowest, np.minimum(upload, download), final])
-        rows, self.counts = np.unique(table, axis=1, return_counts=True)
+        self.figures = np.stack([*sums, slowest, np.minimum(upload, download), final])
+        self.names = names.tolist()
+        rows, self.counts = np.unique(self.figures, axis=1, return_counts=True)
         self.flops_per_s, self.memory, slowest, self.line, final = rows[:, :, None]
         layers = [stage_costs(workload, k, k + 1) for k in range(len(workload.layers))]
         self.microbatches = workload.batch_samples // workload.microbatch_samples
@@ -165,17 +192,21 @@ class _Sites:
             (x.output_bytes for x in layers[:-1]), default=0.0
         )
 
-    def least_s(self) -> float:
+    def bound(self) -> SiteBound:
         """Smallest seconds in which parts of all sites add up to a step."""
         scale_s = self.flops / float((self.flops_per_s[:, 0] * self.counts).sum())
-        return least_feasible_s(self.suffice, scale_s)
+        seconds = least_feasible_s(lambda limit: self._excluding_price(limit) is None, scale_s)
+        return SiteBound(seconds, self._excluding_price(seconds) or 0.0, self.names, self.figures)
 
-    def suffice(self, seconds: float) -> bool:
-        """Whether sites may do a step in this time, at every price."""
+    def _excluding_price(self, seconds: float) -> float | None:
+        """A price at which sites cannot do a step in this time."""
         seconds *= 1 + ROUNDING
         work = np.minimum(seconds * self.flops_per_s / self.flops, 1.0)
         sent = seconds * self.line
-        return all(self._value(work, sent, price) >= 1 - 2 * price - ROUNDING for price in PRICES)
+        for price in PRICES:
+            if self._value(work, sent, price) < 1 - 2 * price - ROUNDING:
+                return price
+        return None
 
     def _value(self, work: Floats, sent: Floats, price: float) -> float:
         """The sum of the largest w - p e of all sites."""

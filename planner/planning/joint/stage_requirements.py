@@ -213,24 +213,29 @@ class DevicePool:
 
         Keys of the plan file keep their first names; docs/reference/plan-file.md lists both.
         """
-        options = (
-            ("helped", self.has_aggregators),
-            ("levels", self.hierarchical),
-            ("regions", self.regions),
-        )
         table = np.stack([self.flops_per_s, self.memory_bytes, self.up, self.down], axis=1)
         rows, counts = np.unique(table, axis=0, return_counts=True)
         names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
         rises = np.flatnonzero(np.diff(self.rtt_s, prepend=-1.0) > 0)
         return {
             "devices": [
-                {"count": count} | dict(zip(names, map(_finite, row), strict=True))
+                {"count": count} | dict(zip(names, map(finite_or_none, row), strict=True))
                 for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
             ],
             "return_s": [[int(k) + 1, float(self.rtt_s[k])] for k in rises],
             "hop_s": self.hop_s,
-            "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
-        } | {name: value for name, value in options if value}
+            "hop_bytes_per_s": finite_or_none(self.hop_bytes_per_s),
+            **self.options(),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """How stages may average, in a witness, as far as that is unusual."""
+        options = (
+            ("helped", self.has_aggregators),
+            ("levels", self.hierarchical),
+            ("regions", self.regions),
+        )
+        return {name: value for name, value in options if value}
 
 
 def _nearest(cluster: Cluster) -> tuple[Floats, float, float]:
@@ -259,7 +264,7 @@ def _aggregator_rtt_s(cluster: Cluster, aggregators_in: Cluster) -> Floats:
     return np.asarray(np.sort(rtt_s, axis=1)[:, 1:].min(axis=0))
 
 
-def _finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """None for infinity, which JSON lacks."""
     return value if np.isfinite(value) else None
 

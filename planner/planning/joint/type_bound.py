@@ -19,6 +19,8 @@ bound holds for any prices; good ones come from a linear program (column generat
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from planner.planning.joint.bisection import least_feasible_s
@@ -37,25 +39,47 @@ HALVINGS = 11
 """Of the interval of D in which the bound lies: to 0.05%."""
 
 
-def type_bound_s(requirements: StageRequirements, known_s: float) -> float:
-    """Lower bound in seconds on the mean step, or 0 if it is no higher than a known bound."""
-    table, count = _types(requirements)
+class TypeBound(NamedTuple):
+    """A lower bound in seconds on the mean step, and what proves it.
+
+    Attributes
+    ----------
+    seconds
+        The bound.
+    prices
+        A device's price, by type.
+    type_of
+        The type of each kind of device, in the order of `DevicePool.to_dict`.
+    """
+
+    seconds: float
+    prices: list[float]
+    type_of: list[int]
+
+
+def type_bound(requirements: StageRequirements, known_s: float) -> TypeBound | None:
+    """The bound; None if it is no higher than a known one."""
+    table, count, type_of = _types(requirements)
     if len(count) < 2 or not 0 < known_s < np.inf:
-        return 0.0
+        return None
     stages = _Compositions(requirements, table, count)
     if stages.suffice(known_s):
-        return 0.0
-    return least_feasible_s(stages.suffice, known_s, HALVINGS)
+        return None
+    seconds = least_feasible_s(stages.suffice, known_s, HALVINGS)
+    return TypeBound(seconds, stages.proof.tolist(), type_of.tolist())
 
 
-def _types(requirements: StageRequirements) -> tuple[Floats, Ints]:
-    """Types of devices, as columns of FLOP/s, memory and links, and how many there are of each."""
+def _types(requirements: StageRequirements) -> tuple[Floats, Ints, Ints]:
+    """Types of devices, as columns of FLOP/s, memory and links, and how many there are of each.
+
+    The last array has the type of every kind of device.
+    """
     pool = requirements.pool
     columns = pool.flops_per_s, pool.memory_bytes, pool.up, pool.down
     table, count = np.unique(np.stack(columns), axis=1, return_counts=True)
-    most = MAX_CASES / len(requirements.starts)
+    type_of, most = np.arange(len(count)), MAX_CASES / len(requirements.starts)
     if len(count) > MAX_TYPES:
-        return table[:, :1], count[:1]
+        return table[:, :1], count[:1], type_of
     while np.prod(count + 1.0) > most and len(count) > 1:
         # devices of the merged type are at least as good: of two types that differ least
         better = np.maximum(table[:, :, None], table[:, None, :])
@@ -66,7 +90,9 @@ def _types(requirements: StageRequirements) -> tuple[Floats, Ints]:
         a, b = np.unravel_index(int(np.argmin(loss)), loss.shape)
         table[:, a], count[a] = better[:, a, b], count[a] + count[b]
         table, count = np.delete(table, b, axis=1), np.delete(count, b)
-    return table, count
+        type_of[type_of == b] = a
+        type_of[type_of > b] -= 1
+    return table, count, type_of
 
 
 class _Compositions:
@@ -84,6 +110,8 @@ class _Compositions:
         self.needs = needs = requirements
         self.available = available.astype(np.float64)
         self.prices = np.full(len(available), 1 / self.available.sum())
+        # those that excluded the longest step so far
+        self.proof, self.excluded_s = self.prices, 0.0
         shape = tuple((available + 1).tolist())
         every = np.unravel_index(np.arange(1, np.prod(shape)), shape)
         self.counts = np.stack(every, axis=1).astype(np.float64)
@@ -118,6 +146,8 @@ class _Compositions:
         while len(used) < MAX_PRICES:
             cost, devices = self._cheapest_split(parts, rows)
             if cost > 1 + ROUNDING:
+                if seconds > self.excluded_s:
+                    self.proof, self.excluded_s = self.prices, seconds
                 return False
             used.append(devices)
             if not self._set_prices(used):
