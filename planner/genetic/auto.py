@@ -262,5 +262,7 @@ def prove_by_classes(
             search.offer(np.array([d for group in groups for d in group], dtype=np.int64))
         basis = f"CP-SAT: model of {len(classes)} classes of devices"
         incumbent.offer_bound(result.bound, basis)
-        if run.spend(result.work) is not None:
+        # with work left it is solved, or makes no progress
+        is_done = not time_limited and result.work < max_work / 2
+        if run.spend(result.work) is not None or is_done:
             break

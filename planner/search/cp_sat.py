@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 MIN_LIMIT_S = 0.01
 """CP-SAT does not accept a limit of zero seconds."""
+STALL_S = 10.0
+"""Seconds per unit of work after which a solve with a limit on work ends, too. A unit takes about a
+second, but propagation that moves bounds of large numbers by one at a time counts as no work."""
 
 
 def solver_for(
@@ -25,10 +28,11 @@ def solver_for(
     solver.parameters.catch_sigint_signal = False  # it would remove Python's handler
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed % (1 << 31)
-    if math.isfinite(max_s):
-        solver.parameters.max_time_in_seconds = max(MIN_LIMIT_S, max_s)
     if math.isfinite(max_work):
         solver.parameters.max_deterministic_time = max_work
+        max_s = min(max_s, STALL_S * max(1.0, max_work))
+    if math.isfinite(max_s):
+        solver.parameters.max_time_in_seconds = max(MIN_LIMIT_S, max_s)
     return solver
 
 
