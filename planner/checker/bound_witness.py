@@ -125,7 +125,9 @@ class WitnessDevices:
         for row in witness["devices"]:
             names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
             device = DeviceClass(*(number(row[name]) for name in names))
-            classes[device] += int(row["count"])
+            if type(row["count"]) is not int or row["count"] < 1:
+                raise ValueError("devices")
+            classes[device] += row["count"]
         n = sum(classes.values())
         if n > MAX_DEVICES:
             raise ValueError("devices")
@@ -134,10 +136,10 @@ class WitnessDevices:
             rtt_s[int(m) - 1 :] = float(seconds)
         # types of devices have prices instead
         price = (0, 0, 1) if "prices" in witness else witness["price"]
-        weights = tuple(float(weight) for weight in price)
-        if len(weights) != 3 or min(weights) < 0 or abs(sum(weights) - 1) > PRECISION:
+        weights = tuple(map(number, price))
+        if len(weights) != 3 or not min(weights) >= 0 or not abs(sum(weights) - 1) <= PRECISION:
             raise ValueError("price")
-        if min(classes.values()) < 1 or not all(x > 0 for device in classes for x in device):
+        if not classes or not all(x > 0 for device in classes for x in device):
             raise ValueError("devices")
         hop_s, hop_bytes_per_s = float(witness["hop_s"]), number(witness["hop_bytes_per_s"])
         numbers = [*(x for device in classes for x in device), hop_bytes_per_s]
@@ -156,7 +158,12 @@ class WitnessDevices:
 
 
 def number(value: float | None) -> float:
-    return math.inf if value is None else float(value)
+    """A number of a witness; null is infinite."""
+    if value is None:
+        return math.inf
+    if type(value) not in (int, float) or math.isnan(value):
+        raise ValueError("number")
+    return float(value)
 
 
 def covers(devices: WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:

@@ -145,7 +145,7 @@ class _Types:
     def __init__(self, splits: StageSplits, witness: Mapping[str, Any]) -> None:
         self.splits = splits
         rows, prices = witness["devices"], witness["prices"]
-        self.prices = [[float(price) for price in of_head] for of_head in prices]
+        self.prices = [[number(price) for price in of_head] for of_head in prices]
         size = len(self.prices[0])
         best, self.available = np.zeros((size, 4)), np.zeros(size)
         names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
@@ -158,7 +158,8 @@ class _Types:
             self.available[k] += int(row["count"])
         for of_head in self.prices:
             costs = float(np.dot(of_head, self.available))
-            if len(of_head) != size or min(of_head) < 0 or costs > 1 + PRECISION:
+            is_valid = all(0 <= price < math.inf for price in of_head)
+            if len(of_head) != size or not is_valid or not costs <= 1 + PRECISION:
                 raise ValueError("prices")
         if len(self.prices) != len(splits.stages_by_head) or min(self.available) < 1:
             raise ValueError("prices")
@@ -258,9 +259,12 @@ class _Sites:
             row["name"]: _Site(*(number(row[field]) for field in fields))
             for row in witness["sites"]
         }
-        self.price = float(witness["price"])
-        if self.price < 0 or not all(x > 0 for site in self.sites.values() for x in site):
-            raise ValueError("sites")
+        self.price = number(witness["price"])
+        if not 0 <= self.price < math.inf:
+            raise ValueError("price")
+        for site in self.sites.values():
+            if not (all(x > 0 for x in site) and site.slowest_flops <= site.flops < math.inf):
+                raise ValueError("sites")
         if not any(
             self._cover(names, plan, witness) for names in (_innermost(plan), _outermost(plan))
         ):
@@ -299,7 +303,7 @@ class _Sites:
 
     def _value(self, site: _Site, seconds: float) -> float:
         """The largest w - p e of a site."""
-        work, sent = min(seconds * site.flops / self.flops, 1.0), seconds * site.line
+        work, sent = seconds * site.flops / self.flops, seconds * site.line
         fits = self.state <= site.memory_bytes * (1 + 1e-6)
         gradients = self.gradients / self.every_steps
         lost = site.slowest_flops * gradients / site.final / self.flops

@@ -108,6 +108,9 @@ def test_sites_of_less_prove_nothing() -> None:
     ):
         less = [row | {key: row[key] * factor} if row["name"] in used else row for row in sites]
         assert mean_step_bound_s(witness | {"sites": less}, made, of_sites.value) is None
+    nothing_left = [row | {"flops": 1e30, "slowest_flops": 1e31} for row in sites]
+    for change in ({"sites": nothing_left}, {"price": float("nan")}, {"price": "nan"}):
+        assert mean_step_bound_s(witness | change, made, of_sites.value) is None
     without = [row for row in sites if row["name"] not in used]
     assert mean_step_bound_s(witness | {"sites": without}, made, of_sites.value) is None
 
@@ -131,6 +134,9 @@ def test_prices_of_more_than_all_devices_prove_nothing() -> None:
         {"devices": [row | {"type": 0} for row in witness["devices"]]},
         {"devices": [row | {"type": -1} for row in witness["devices"]]},
         {"kind": "mean of nothing"},
+        {"prices": [[float("nan")] * len(row) for row in witness["prices"]]},
+        {"prices": [["nan"] * len(row) for row in witness["prices"]]},
+        {"devices": [*witness["devices"], witness["devices"][0] | {"count": -1}]},
     )
     for change in changes:
         proven = mean_step_bound_s(witness | change, plan, higher.value)

@@ -449,6 +449,8 @@ def test_witnesses_of_other_plans_prove_nothing(
         {"return_s": 1},
         {"price": [1.0, 1.0, 1.0]},
         {"price": [2.0, -1.0, 0.0]},
+        {"price": [1e6, float("nan"), 0.0]},
+        {"price": [1e6, "nan", 0.0]},
         {"price": []},
         {"microbatch_samples": 2},
         {"microbatch_samples": "1"},

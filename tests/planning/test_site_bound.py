@@ -101,6 +101,20 @@ def test_what_limits_two_machines(parameters: int, line: float, expected: float)
     assert site_bound(cluster, workload).seconds == pytest.approx(expected, rel=1e-6)
 
 
+def test_rounds_leave_time_that_is_not_needed() -> None:
+    """Fast devices behind slow lines, none of which holds the whole model."""
+    network = pl.Network(np.zeros((4, 4)), np.full((4, 4), 10.0))
+    nothing = Layer("nothing", 0, 0.0, 0.0, 0.0)
+    layers = tuple(Layer(f"layer {k}", 4, 1.0, 5.0, 1.0) for k in range(2))
+    workload = pl.Workload("light", nothing, layers, nothing, 24)
+    cluster = pl.Cluster(network, pl.Devices(1e6, 100.0))
+    bound = site_bound(cluster, workload).seconds
+    # two devices of each layer: 12 messages of 5 bytes, and gradients of 16 bytes
+    made = pl.plan(cluster, workload, stop=pl.Effort(0.3)).plan
+    assert made is not None
+    assert 0 < bound <= step_ends_s(made)[-1] / 4 * ROUNDING < 9.0
+
+
 def test_only_two_sites_are_ends_of_a_pipeline() -> None:
     """Sites between them send and receive twice as much."""
     names = [f"machine {k}" for k in range(4)]

@@ -201,7 +201,8 @@ class _Sites:
     def _excluding_price(self, seconds: float) -> float | None:
         """A price at which sites cannot do a step in this time."""
         seconds *= 1 + ROUNDING
-        work = np.minimum(seconds * self.flops_per_s / self.flops, 1.0)
+        # may be above 1: rounds leave less of it
+        work = seconds * self.flops_per_s / self.flops
         sent = seconds * self.line
         for price in PRICES:
             if self._value(work, sent, price) < 1 - 2 * price - ROUNDING:
