@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -65,6 +66,8 @@ from planner.training_plan.model import MEAN_STEP, TrainingPlan
 from planner.training_plan.validation import contradictions
 from planner.utils.text import counted
 from planner.workload.workload import Workload
+
+LOG = logging.getLogger(__name__)
 
 MAX_KINDS = 4
 """Kinds of machines whose number of GPUs per worker is varied, the fastest ones."""
@@ -317,8 +320,11 @@ def _with_mean_bound(result: Result[TrainingPlan], bound: StepBound | None) -> R
     step_s = made.predicted.step_s
     known = made.step_certificate
     known_s = 0.0 if known is None or known.bound is None else known.bound
-    # the few steps that are simulated may be shorter than the mean
-    if bound is None or not known_s * (1 + OPTIMAL_GAP) < bound.value <= step_s:
+    if bound is None or bound.value <= known_s * (1 + OPTIMAL_GAP):
+        return result
+    if bound.value > step_s:
+        # the few steps that are simulated may be shorter than the mean
+        LOG.warning("bound on the mean, %g s, left out: above the step, %g s", bound.value, step_s)
         return result
     of_mean = Result.of(
         made,

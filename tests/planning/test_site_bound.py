@@ -48,7 +48,7 @@ def test_no_plan_beats_the_bound(seed: int, n: int, layers: int, count: int) -> 
         for _ in range(2)
     )
     devices = pl.Devices(
-        flops=100 * rng.uniform(0.3, 1, n),
+        flops=100 * rng.uniform(0.3, 1, n) * 10.0 ** rng.choice([0, 0, 2, 4]),
         memory_bytes=float(rng.choice([150.0, 400.0, 1e6])),
         sites=sites,
         site_upload_bytes_per_s=up,

@@ -232,12 +232,12 @@ class _Sites:
 
     def _all_layers(self, work: Floats, sent: Floats) -> Floats:
         """The largest part of a site that runs some of all layers."""
-        part = work
+        part = np.minimum(work, 1.0)
         for _ in range(2):
             # rounds of the layers that are left out in part leave less time, for even less
             fewest = np.searchsorted(self.part, 1 - part[:, 0] - ROUNDING)
             fewest = np.minimum(fewest, len(self.part) - 1)[:, None]
-            part = work - np.take_along_axis(self.lost, fewest, axis=1)
+            part = np.clip(work - np.take_along_axis(self.lost, fewest, axis=1), 0.0, 1.0)
         needed = self.message_bytes * (1 - part) + self.gradients[fewest]
         some_whole = np.where(sent >= needed * (1 - ROUNDING), part, 0.0)
         none_whole = np.where(sent >= self.gradients[-1], work - self.lost[:, -1:], 0.0)
