@@ -67,7 +67,7 @@ from planner.training_plan.validation import contradictions
 from planner.utils.text import counted
 from planner.workload.workload import Workload
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_KINDS = 4
 """Kinds of machines whose number of GPUs per worker is varied, the fastest ones."""
@@ -324,7 +324,9 @@ def _with_mean_bound(result: Result[TrainingPlan], bound: StepBound | None) -> R
         return result
     if bound.value > step_s:
         # the few steps that are simulated may be shorter than the mean
-        LOG.warning("bound on the mean, %g s, left out: above the step, %g s", bound.value, step_s)
+        logger.warning(
+            "bound on the mean, %g s, left out: above the step, %g s", bound.value, step_s
+        )
         return result
     of_mean = Result.of(
         made,
