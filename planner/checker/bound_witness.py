@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.plan_network import MessageRates, fastest_of_rows
+from planner.checker.plan_network import MessageRates, device_rates
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
@@ -25,6 +25,7 @@ MAX_DEVICES = 100_000
 
 
 def applies_to(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
+    """Whether a plan is of the kind that a witness is about."""
     samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
     times = plan.compute_times
     if witness.get("every_steps", 1) != plan.sync.every_steps or plan.sync.delayed:
@@ -108,6 +109,12 @@ class DeviceClass(NamedTuple):
     upload: float
     download: float
 
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> DeviceClass:
+        """From a row of the witness's devices."""
+        keys = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+        return cls(*(number(row[key]) for key in keys))
+
 
 @dataclass(frozen=True)
 class WitnessDevices:
@@ -123,8 +130,7 @@ class WitnessDevices:
     def from_witness(cls, witness: Mapping[str, Any]) -> WitnessDevices:
         classes: Counter[DeviceClass] = Counter()
         for row in witness["devices"]:
-            names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
-            device = DeviceClass(*(number(row[name]) for name in names))
+            device = DeviceClass.of_row(row)
             if type(row["count"]) is not int or row["count"] < 1:
                 raise ValueError("devices")
             classes[device] += row["count"]
@@ -169,10 +175,7 @@ def number(value: float | None) -> float:
 def covers(devices: WitnessDevices, plan: TrainingPlan, measured: bool) -> bool:
     """Whether the plan's devices are among the witness's, or no faster and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    rate, latency = cluster.network.bandwidth_table, cluster.network.latency_table
-    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    up = fastest_of_rows(rate) if up is None else up
-    down = fastest_of_rows(rate.T) if down is None else down
+    latency, (up, down) = cluster.network.latency_table, device_rates(cluster)
     trainers = np.array(sorted(plan.stage_of))
     k = len(trainers)
     flops = measured_flops(plan) if measured else cluster.flops

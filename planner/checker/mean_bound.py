@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from planner.checker.bound_witness import (
     PRECISION,
+    DeviceClass,
     Floats,
     applies_to,
     heads_of,
@@ -35,7 +36,7 @@ from planner.checker.joint_bound import (
     spreads_in_bf16,
 )
 from planner.checker.memory import stage_memory
-from planner.checker.plan_network import fastest_of_rows
+from planner.checker.plan_network import device_rates, sites_around
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 
@@ -148,13 +149,12 @@ class _Types:
         self.prices = [[number(price) for price in of_head] for of_head in prices]
         size = len(self.prices[0])
         best, self.available = np.zeros((size, 4)), np.zeros(size)
-        names = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
         for row in rows:
             # a type is as good as each of its devices in everything
             k = row["type"]
             if type(k) is not int or not 0 <= k < size:
                 raise ValueError("type")
-            best[k] = np.maximum(best[k], [number(row[name]) for name in names])
+            best[k] = np.maximum(best[k], DeviceClass.of_row(row))
             self.available[k] += int(row["count"])
         for of_head in self.prices:
             costs = float(np.dot(of_head, self.available))
@@ -265,13 +265,11 @@ class _Sites:
         for site in self.sites.values():
             if not (all(x > 0 for x in site) and site.slowest_flops <= site.flops < math.inf):
                 raise ValueError("sites")
-        if not any(
-            self._cover(names, plan, witness) for names in (_innermost(plan), _outermost(plan))
-        ):
+        # the innermost sites, or the outermost; a device without one is a site by itself
+        if not any(self._cover(level, plan, witness) for level in (0, -1)):
             raise ValueError("sites")
         self.every_steps, samples = plan.sync.every_steps, int(witness["microbatch_samples"])
         w = plan.workload.replace(microbatch_samples=samples)
-        self.microbatches = w.batch_samples // samples
         flops = [3.0 * layer.forward_flops for layer in w.layers]
         flops[0] += 3.0 * w.stem.forward_flops
         heads = heads_of(witness)
@@ -317,14 +315,14 @@ class _Sites:
         if carried >= 1:
             end = max(2 - carried, 0.0)
             best = max(best, float((np.minimum(work, part) - self.price * end)[fits].max()))
-        beside = (sent - gradients) / self.message_bytes
-        most = np.clip(beside, 0.0, 1.0)
+        spare = (sent - gradients) / self.message_bytes
+        most = np.clip(spare, 0.0, 1.0)
         # largest where one of these is reached: concave, and linear between them
-        for reached in (beside / 2, (work - lost) / part, most):
+        for reached in (spare / 2, (work - lost) / part, most):
             share = np.clip(reached, 0.0, most)
-            ends = np.maximum(2 * share - beside, 0.0)
+            ends = np.maximum(2 * share - spare, 0.0)
             values = np.minimum(work - lost, share * part) - self.price * ends
-            best = max(best, float(values[fits & (beside >= 0)].max(initial=0.0)))
+            best = max(best, float(values[fits & (spare >= 0)].max(initial=0.0)))
         return best
 
     def _all_layers(self, work: float, sent: float, lost: Floats, gradients: Floats) -> float:
@@ -341,28 +339,23 @@ class _Sites:
         in_all = work - lost[-1] if sent >= gradients[-1] * (1 - PRECISION) else 0.0
         return float(max(done if carries else 0.0, in_all, 0.0))
 
-    def _cover(
-        self, site_of: Mapping[int, str], plan: TrainingPlan, witness: Mapping[str, Any]
-    ) -> bool:
-        """Whether the plan's sites can do no more than those of the witness."""
+    def _cover(self, level: int, plan: TrainingPlan, witness: Mapping[str, Any]) -> bool:
+        """Whether the plan's sites of a level can do no more than those of the witness."""
         cluster, devices = plan.cluster, plan.cluster.devices
         flops = measured_flops(plan) if witness.get("measured") is True else cluster.flops
         trainers = sorted(plan.stage_of)
-        around = {d: devices.sites_around(d) for d in trainers} if devices.sites else {}
-        total = Counter(site for sites in around.values() for site in sites)
+        around = sites_around(devices, len(cluster))
+        total = Counter(site for d in trainers for site in around[d])
         members: dict[str, list[int]] = {}
         for d in trainers:
-            members.setdefault(site_of[d], []).append(d)
+            site = around[d][level] if around[d] else cluster.network.ids[d]
+            members.setdefault(site, []).append(d)
         if not members.keys() <= self.sites.keys():
             return False
         by_devices = witness.get("helped") is not True or devices.sites is None
-        rate = cluster.network.bandwidth_table
+        of_sites = devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s
         lines: list[dict[str, float]] = []
-        for stated, limits, pairs in (
-            (devices.site_upload_bytes_per_s, cluster.upload_bytes_per_s, rate),
-            (devices.site_download_bytes_per_s, cluster.download_bytes_per_s, rate.T),
-        ):
-            limits = fastest_of_rows(pairs) if limits is None else limits
+        for stated, limits in zip(of_sites, device_rates(cluster), strict=True):
             line = {}
             for name, inside in members.items():
                 whole = total[name] == len(inside)
@@ -385,18 +378,3 @@ class _Sites:
             ):
                 return False
         return True
-
-
-def _innermost(plan: TrainingPlan) -> dict[int, str]:
-    """The innermost site of every device; a device without one is a site by itself."""
-    return {d: names[0] for d, names in _sites_around(plan)}
-
-
-def _outermost(plan: TrainingPlan) -> dict[int, str]:
-    return {d: names[-1] for d, names in _sites_around(plan)}
-
-
-def _sites_around(plan: TrainingPlan) -> Iterator[tuple[int, Sequence[str]]]:
-    devices, ids = plan.cluster.devices, plan.cluster.network.ids
-    for d in plan.stage_of:
-        yield d, devices.sites_around(d) if devices.sites is not None else [ids[d]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.cluster import Devices
+from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.pair_table import PairTable
 from planner.training_plan.averaging_group import AveragingGroup
@@ -62,6 +62,16 @@ def sites_around(devices: Devices, n: int) -> list[list[str]]:
         while chain[-1] in outer:
             chain.append(outer[chain[-1]])
     return chains
+
+
+def device_rates(cluster: Cluster) -> tuple[Floats, Floats]:
+    """Uploads and downloads of devices; those without a limit have their fastest link's."""
+    rate = cluster.network.bandwidth_table
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    return (
+        fastest_of_rows(rate) if up is None else up,
+        fastest_of_rows(rate.T) if down is None else down,
+    )
 
 
 def fastest_of_rows(rate: PairTable) -> Floats:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, compare_stored
@@ -15,7 +14,7 @@ from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
 from planner.checker.plan_network import (
-    fastest_of_rows,
+    device_rates,
     gradient_bytes,
     sites_around,
     stage_parameters,
@@ -118,10 +117,10 @@ def _same_devices(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
             same = np.allclose(plan_value, cluster_value, rtol=TOLERANCE, atol=0.0)
         if not same:
             yield _other_devices(name)
-    for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
-        if not np.array_equal(
-            _limits(plan_cluster, name, axis), _limits(cluster, name, axis)[indices]
-        ):
+    names_of_rates = "upload_bytes_per_s", "download_bytes_per_s"
+    both = device_rates(plan_cluster), device_rates(cluster)
+    for name, of_plan, of_cluster in zip(names_of_rates, *both, strict=True):
+        if not np.array_equal(of_plan, of_cluster[indices]):
             yield _other_devices(name)
     around = sites_around(cluster.devices, len(cluster))
     named = {site for k in indices for site in around[k]}
@@ -135,15 +134,6 @@ def _same_devices(plan: TrainingPlan, cluster: Cluster) -> Iterator[Violation]:
 def _other_devices(name: str) -> Violation:
     message = "the plan was made for other devices; plan again"
     return Violation("devices", f"devices.{name}", message)
-
-
-def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
-    """Devices' limits; by default those of the simulator, their fastest measured pairs."""
-    stated = getattr(cluster.devices, name)
-    if stated is not None:
-        return np.asarray(stated, dtype=np.float64)
-    rate = cluster.network.bandwidth_table
-    return fastest_of_rows(rate if axis == 1 else rate.T)
 
 
 def _step_certificate(plan: TrainingPlan, part: str, c: Certificate) -> Iterator[Violation]:

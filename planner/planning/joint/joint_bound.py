@@ -111,11 +111,9 @@ def joint_bound(
         return None
     witness = {
         "kind": "whole step",
-        "microbatch_samples": workload.microbatch_samples,
-        "recompute": "layers" if recomputes else False,
         "price": list(weights),
         **pool.to_dict(),
-        **unusual_terms(every_steps, heads, measured=measured),
+        **plan_terms(workload, recomputes, every_steps, heads, measured=measured),
     }
     limiting = _limiting_resources(pool, split_weight_on, weights, seconds)
     basis = f"{limiting} of all devices, whatever stages they are in"
@@ -130,9 +128,14 @@ def joint_bound(
     return StepBound(seconds / every_steps, basis, witness)
 
 
-def unusual_terms(every_steps: int, heads: Sequence[Head], *, measured: bool) -> dict[str, Any]:
-    """Entries of a witness that are left out where they are as usual."""
-    terms: dict[str, Any] = {}
+def plan_terms(
+    workload: Workload, recomputes: bool, every_steps: int, heads: Sequence[Head], *, measured: bool
+) -> dict[str, Any]:
+    """Entries of a witness on the plans that it is about; some only where they are unusual."""
+    terms: dict[str, Any] = {
+        "microbatch_samples": workload.microbatch_samples,
+        "recompute": "layers" if recomputes else False,
+    }
     if every_steps > 1:
         terms["every_steps"] = every_steps
     if measured:

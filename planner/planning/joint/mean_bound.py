@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster
-from planner.planning.joint.joint_bound import unusual_terms
+from planner.planning.joint.joint_bound import plan_terms
 from planner.planning.joint.site_bound import site_bound
 from planner.planning.joint.split_weight import (
     DualWeights,
@@ -77,11 +77,7 @@ def mean_bounds(
     ]
     split_weight_of = least_of([_split_weight(each) for each in requirements])
     seconds, weights = best_weights(pool, split_weight_of, requirements[0].scale_s)
-    about: dict[str, Any] = {
-        "microbatch_samples": workload.microbatch_samples,
-        "recompute": "layers" if recomputes else False,
-        **unusual_terms(every_steps, heads, measured=measured),
-    }
+    about = plan_terms(workload, recomputes, every_steps, heads, measured=measured)
     bounds = [
         StepBound(
             seconds / every_steps,

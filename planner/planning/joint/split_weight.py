@@ -68,13 +68,13 @@ def best_weights(
     pool: DevicePool, split_weight_of: Callable[[DualWeights], SplitWeight], scale_s: float
 ) -> tuple[float, DualWeights]:
     """The highest bound over all weights, and its weights."""
-    best_s, best_weights = 0.0, WEIGHTS[0]
+    best_s, best = 0.0, WEIGHTS[0]
     for weights in WEIGHTS[:1] if pool.identical else WEIGHTS:
         suffice = partial(_within_budget, split_weight_of(weights))
         if best_s == 0 or not suffice(best_s):
             best_s = max(best_s, least_feasible_s(suffice, scale_s))
-            best_weights = weights
-    return best_s, best_weights
+            best = weights
+    return best_s, best
 
 
 def _within_budget(split_weight_at: SplitWeight, limit: float) -> bool:
