@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from planner.executor.data.microbatches import Microbatches
 from planner.executor.data.sources import DataError
 from planner.executor.rendezvous.rank_group import RankGroup
@@ -12,16 +14,20 @@ def require_same_data(ranks: RankGroup, option: str, own: Microbatches | None) -
 
     A collective call, except for a rank that joins late.
     """
+    described = None
     if own is not None:
         try:  # a text that is too short is refused before the first step
-            own.tokens(0, 0)
+            described = [own.description, own.digest()]
         except DataError as error:
             raise DataError(f"{option}: {error}") from None
-    description = "" if own is None else own.description
-    descriptions = ranks.all_gather(f"data{option}", description, keep=True)
-    first = next((rank for rank, text in enumerate(descriptions) if text), 0)
-    if own is not None and own.description != descriptions[first]:
+    texts = ranks.all_gather(f"data{option}", json.dumps(described), keep=True)
+    by_rank = [json.loads(text) for text in texts]
+    first = next((rank for rank, theirs in enumerate(by_rank) if theirs), 0)
+    if described is not None and described != by_rank[first]:
+        description, _ = by_rank[first]
+        both = description == described[0]
         raise DataError(
-            f"{option}: here are {own.description}, on device {ranks.name(first)!r} "
-            f"{descriptions[first]}; give all nodes the same text and tokenizer"
+            f"{option}: the text on device {ranks.name(first)!r} "
+            + ("has another content" if both else f"is another ({description})")
+            + f" than here ({described[0]}); give all nodes the same text and tokenizer"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,9 @@ class Microbatches(Protocol):
     """
 
     description: str
+
+    def digest(self) -> str:
+        """Digest of the data as far as they are compared: equal in every process."""
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """Tokens of one microbatch.
@@ -81,9 +85,14 @@ class TextMicrobatches:
         buffer: int,
         seed: int,
     ) -> None:
-        self._samples = Samples(source, sequence, buffer, seed)
+        self._source, self._samples = source, Samples(source, sequence, buffer, seed)
         self._microbatch_samples, self._step_samples = samples, samples * microbatches
         self.description = f"{source.description}, {buffer} shuffled"
+
+    def digest(self) -> str:
+        """Of the source and the first microbatch, which an iterable must give."""
+        first = hashlib.sha256(self.tokens(0, 0).numpy().tobytes())
+        return self._source.digest() + first.hexdigest()
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """As `Microbatches.tokens`."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.executor.data.tokenizer import ByteTokenizer, Tokenizer
+from planner.executor.rendezvous.file_digest import file_digest
 from planner.utils.input_files import is_utf_16
 from planner.utils.refusal import Refusal
 
@@ -35,6 +36,9 @@ class Source(Protocol):
     """
 
     description: str
+
+    def digest(self) -> str:
+        """Digest of what can be read without a pass over the text."""
 
     def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """Place and tokens of each piece, from the one at ``begin`` to the end."""
@@ -69,6 +73,10 @@ class TextFiles:
             )
         size = sum(p.stat().st_size for p in self._paths)
         self.description = f"{len(self._paths)} files, {size} bytes, {tokenizer.description}"
+
+    def digest(self) -> str:
+        """As `Source.digest`."""
+        return file_digest(*self._paths)
 
     def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """Pieces of about 64 KiB, up to the end of a line if there is one."""
@@ -113,6 +121,10 @@ class IterableSource:
             )
         self._items, self._tokenizer, self._vocabulary = items, tokenizer, vocabulary
         self.description = f"items, {tokenizer.description}"
+
+    def digest(self) -> str:
+        """As `Source.digest`: nothing."""
+        return ""
 
     def pieces(self, begin: PiecePosition) -> Iterator[tuple[PiecePosition, NDArray[np.int32]]]:
         """One piece per item."""

@@ -53,6 +53,10 @@ class Synthetic:
             )
         )
 
+    def digest(self) -> str:
+        """Return nothing: samples follow from the description and the plan."""
+        return ""
+
     def position(self, step: int) -> list[int]:
         """Return an empty position: microbatches are independent."""
         return []
