@@ -432,6 +432,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         stage_layers=args.stage_layers,
         path_stages=args.path_stages,
         recompute=args.recompute,
+        microbatch_samples=args.microbatch_samples,
         full_every=args.full_every,
         max_swaps=args.max_swaps,
         schedule=args.schedule,

@@ -133,7 +133,9 @@ def not_tried(plan: TrainingPlan, request: PlanRequest, cluster: Cluster) -> lis
             request.replace(optimizer_shards=AUTO)
             options.append("optimizer state in shards (--optimizer-shards auto)")
     if request.tensor_parallel == 1 and max(degrees(cluster, plan.workload)) > 1:
-        options.append("tensor parallelism (--tensor-parallel auto)")
+        with suppress(ProblemError):
+            request.replace(tensor_parallel=AUTO)
+            options.append("tensor parallelism (--tensor-parallel auto)")
     return options
 
 

@@ -491,6 +491,11 @@ class PlanRequest:
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give it only with eager-1f1b or path_stages"
             )
+        if self.wiring == RequestedWiring.STOCHASTIC and self.tensor_parallel != 1:
+            raise ProblemError(
+                f"tensor_parallel is {self.tensor_parallel} with wiring 'stochastic': devices of "
+                "several GPUs do not choose paths; leave one of them out"
+            )
         if self.routing != Routing() and self.wiring != RequestedWiring.STOCHASTIC:
             raise ProblemError(
                 f"smoothing is {self.routing.smoothing:g} and told is '{self.routing.told}', which "

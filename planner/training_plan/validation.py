@@ -239,14 +239,14 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
     if len(plan.schedules) > 1:
         yield (
             f"paths.schedules: one where wiring is stochastic, found {len(plan.schedules)}; leave "
-            "one, or let wiring be fixed"
+            "one, or plan without --wiring stochastic"
         )
         return
     if plan.two_frequency:
         yield (
             "averaging.stages: devices that choose paths know how many samples they had, not those "
             "with whom they average in every step of H, found groups that average "
-            "'within'; let all average every H steps, or let wiring be fixed"
+            "'within'; let all average every H steps, or plan without --wiring stochastic"
         )
     stage_of, all_stages = plan.stage_of, list(range(len(plan.stage_layers)))
     for b, path in enumerate(plan.schedules[0].paths):
@@ -254,7 +254,8 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
         if stages != all_stages:
             yield (
                 f"paths.schedules[0].paths[{b}]: must visit all stages in order where wiring is "
-                f"stochastic, found {stages}; plan without --path-stages, or let wiring be fixed"
+                f"stochastic, found {stages}; plan without --path-stages, or without "
+                "--wiring stochastic"
             )
             return
     visited = {d for path in plan.schedules[0].paths for d in path}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import json
 import shlex
 import shutil
 import subprocess
@@ -353,6 +354,20 @@ def test_verbose_logs_solver_progress(capsys: pytest.CaptureFixture[str]) -> Non
     assert said and all(" planner.search.incumbent: " in line for line in said)
     assert main([*command, "-q"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_given_microbatch_size_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One device alone is the best plan, in whatever microbatches."""
+    (tmp_path / "net.csv").write_text("from,to,latency_ms,bandwidth_gbps\na,b,50,0.1\nb,a,50,0.1\n")
+    words = f"plan --network {tmp_path / 'net.csv'} --gpu A100 --workload gpt2-tiny --batch-samples"
+    options = ["--out", str(tmp_path / "plan.json"), "--effort", "0.05", "--no-pictures", "--json"]
+    for samples in (1, 2, 16):
+        command = [*words.split(), "16", "--microbatch-samples", str(samples), *options]
+        assert main(command) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["microbatch_samples"] == samples
 
 
 def test_parameters_in_messages_are_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -317,7 +317,7 @@ def test_what_workers_do_not_support_is_refused(tmp_path: Path) -> None:
     assert code == 2 and "--elastic: is not supported with devices of 2 GPUs" in said[0]
     save_plan(plan.replace(wiring="stochastic", routing=Routing()), path)
     code, _, said = run_plan(path, names, "--steps", "3")
-    assert code == 2 and "do not choose paths; plan with --wiring fixed" in said[0]
+    assert code == 2 and "do not choose paths; plan without --wiring stochastic" in said[0]
 
 
 @pytest.mark.slow

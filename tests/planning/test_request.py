@@ -111,6 +111,10 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
             {"routing": Routing(0.2)},
             "smoothing is 0.2 and told is 'answer', which are for wiring 'stochastic'",
         ),
+        (
+            {"wiring": "stochastic", "tensor_parallel": "auto"},
+            "tensor_parallel is auto with wiring 'stochastic': devices of several GPUs do not",
+        ),
         ({"wiring": "flow", "pipelines": 2}, "pipelines is 2, which only straight pipelines"),
         ({"wiring": "flow", "stages": 2, "recompute": [2]}, "recompute names stage 2"),
         ({"wiring": "flow", "stages": 2, "stage_layers": [(0, 4)]}, "leave stages out"),

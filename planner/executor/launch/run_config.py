@@ -260,10 +260,10 @@ class RunConfig:
         """Raise `Refusal` for options that the plan does not support."""
         if self.rebalance is not None:
             require_movable(plan, self.rebalance)
-        if self.elastic:
-            require_elastic(plan, None if self.checkpoint is None else self.every)
         if max(plan.gpu_counts) > 1 and not self.impose:
             self._validate_for_workers(plan)
+        if self.elastic:
+            require_elastic(plan, None if self.checkpoint is None else self.every)
         if plan.shards_optimizer and self.rebalance is not None:
             raise Refusal(
                 "--rebalance: each device holds optimizer state that others have not, in "
@@ -287,7 +287,7 @@ class RunConfig:
         if plan.wiring is Wiring.STOCHASTIC:
             raise Refusal(
                 f"{plan.workload.name}: devices of {degree} GPUs (tensor parallelism) do not "
-                "choose paths; plan with --wiring fixed or --tensor-parallel 1"
+                "choose paths; plan without --wiring stochastic, or with --tensor-parallel 1"
             )
 
     def validate_files(self) -> None:
