@@ -226,7 +226,9 @@ def test_the_index_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert synced[3:] == ["step-000002", tmp_path.name]
 
 
-def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
+def test_the_newest_that_is_the_same_for_all_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each node may have a folder of its own, with checkpoints of its own past."""
     write(tmp_path, [2, 4])
     same, other = file_digest(tmp_path / "step-000002" / INDEX), "another's"
@@ -236,7 +238,10 @@ def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
         store.set("checkpoints/1", json.dumps(found))
         return RankGroup(0, 2, store, ("0", "1"))
 
-    assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW, STEPS) == 2
+    for found in ([(2, same), (4, other)], [(2, same)]):
+        assert resume(tmp_path, PLAN, beside(found), rank()[1], ADAMW, STEPS) == 2
+        passed_over = f"{tmp_path / 'step-000004' / INDEX}: device '1' does not have its file of it"
+        assert f"{passed_over}; resuming from the checkpoint after 2" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="after 4 steps is another one than on other devices"):
         resume(tmp_path, PLAN, beside([(2, other), (4, other)]), rank()[1], ADAMW, STEPS)
     with pytest.raises(CheckpointError, match="no complete checkpoint that all devices have"):

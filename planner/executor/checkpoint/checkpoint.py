@@ -310,9 +310,9 @@ def _latest_common(
         for text in ranks.all_gather("checkpoints", json.dumps(complete))
     ]
     # a device without a stage needs no shard, and may have no folder
-    loadable = [found for rank, found in enumerate(by_rank) if rank in plan.stage_updated_by]
-    common = set.intersection(*loadable)
-    numbers = set.intersection(*({steps for steps, _ in found} for found in loadable))
+    loadable = {r: found for r, found in enumerate(by_rank) if r in plan.stage_updated_by}
+    common = set.intersection(*loadable.values())
+    numbers = set.intersection(*({steps for steps, _ in found} for found in loadable.values()))
     if numbers and not common:
         raise CheckpointError(
             f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
@@ -327,10 +327,15 @@ def _latest_common(
     chosen = CheckpointFiles(folder, max(common)[0])
     first_of_node = environment_number("LOCAL_RANK", 0) == 0
     for files in started_checkpoints(folder) if first_of_node else ():
-        if files.steps > chosen.steps and files.index.is_file() and not files.has_index():
+        if files.steps > chosen.steps and files.index.is_file():
+            reason = "is empty or not JSON, as after a power failure"
+            if files.has_index():
+                entry = files.steps, file_digest(files.index)
+                lacking = next(r for r, found in loadable.items() if entry not in found)
+                reason = f"device {ranks.name(lacking)!r} does not have its file of it"
             print(
-                f"planner.executor: {files.index}: is empty or not JSON, as after a power failure; "
-                f"resuming from the checkpoint after {chosen.steps} steps",
+                f"planner.executor: {files.index}: {reason}; resuming from the checkpoint after "
+                f"{chosen.steps} steps",
                 file=sys.stderr,
                 flush=True,
             )
