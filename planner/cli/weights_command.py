@@ -22,15 +22,27 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder of the initial weights, from which config and tokenizer are copied",
     )
+    sub.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="tokenizer.json, or a folder with one, to copy instead of that of --like",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the weights and print how many steps the model was trained for."""
     # imported here: only this needs torch
-    from planner.huggingface.export import Export, export_checkpoint
+    from planner.huggingface.export import TOKENIZER, Export, export_checkpoint
 
+    found = args.tokenizer
+    if found is not None and not (found.is_file() or (found / TOKENIZER).is_file()):
+        raise ValueError(
+            f"--tokenizer {found}: is no {TOKENIZER} or folder with one; check the path"
+        )
     plan = load_plan(args.plan)
-    steps = export_checkpoint(Export(args.out, plan, args.like), plan, args.checkpoint)
+    steps = export_checkpoint(
+        Export(args.out, plan, args.like, args.tokenizer), plan, args.checkpoint
+    )
     if args.json:
         print(json.dumps({"steps": steps, "folder": str(args.out)}))
     else:

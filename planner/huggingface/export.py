@@ -31,11 +31,12 @@ from planner.workload.layers import Architecture
 
 METADATA = {"format": "pt"}
 """Without it ``transformers`` refuses a file."""
-BESIDE = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "generation_config.json"),
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model"),
 )
-"""Files next to weights that training does not change."""
 PARAMETER = "parameter/"
 
 T = TypeVar("T")
@@ -50,12 +51,27 @@ class Export:
         New, or without weights.
     like
         The folder of initial weights, whose config and tokenizer are copied.
+    tokenizer
+        A ``tokenizer.json``, or a folder with one, copied instead of that of ``like``.
     """
 
-    def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        plan: TrainingPlan,
+        like: Path | None = None,
+        tokenizer: Path | None = None,
+    ) -> None:
         self.folder, self._plan, self._like = folder, plan, like
+        self._copied: dict[str, Path] = {}
+        if like is not None:
+            self._copied[GENERATION] = like / GENERATION
+        if tokenizer is not None and tokenizer.is_file():
+            self._copied[TOKENIZER] = tokenizer
+        elif (source := tokenizer or like) is not None:
+            self._copied |= {name: source / name for name in TOKENIZER_FILES}
         self._arch: Architecture = require_executable(plan)
-        written = ("*.safetensors*", CONFIG, *BESIDE)
+        written = ("*.safetensors*", CONFIG, GENERATION, *TOKENIZER_FILES)
         for existing in (path for name in written for path in sorted(folder.glob(name))):
             raise WeightsError(f"{folder}: holds {existing.name} already; name a new folder")
         self._config = to_hf_config(self._arch)
@@ -119,9 +135,9 @@ class Export:
             config = read_config(self._like / CONFIG)
             # loaders would convert the values back
             config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
-            for name in BESIDE:
-                if (self._like / name).is_file():
-                    write_bytes(self.folder / name, (self._like / name).read_bytes())
+        for name, path in self._copied.items():
+            if path.is_file():
+                write_bytes(self.folder / name, path.read_bytes())
         write_text(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
     def _file(self, stage: int) -> str:

@@ -309,6 +309,38 @@ def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) 
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
+def test_the_tokenizer_of_the_training_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the weights, or the one that was named: a file, or a folder and what it has."""
+    from planner.huggingface.export import Export
+
+    folder = saved("llama", tmp_path / "given")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_text(f"the weights' {name}")
+    (tmp_path / "named").mkdir()
+    named = tmp_path / "named" / "tokenizer.json"
+    named.write_text("the named one")
+    plan = plan_for(folder, [[0]])
+    for number, (like, tokenizer, expected) in enumerate(
+        [
+            (folder, None, "the weights' tokenizer.json"),
+            (folder, named, "the named one"),
+            (None, named.parent, "the named one"),
+        ]
+    ):
+        out = tmp_path / str(number)
+        Export(out, plan, like, tokenizer).finish({})
+        assert (out / "tokenizer.json").read_text() == expected
+        # never the settings of one tokenizer beside another
+        assert (out / "tokenizer_config.json").exists() == (tokenizer is None)
+        assert (out / "generation_config.json").exists() == (like is not None)
+    save_plan(plan, tmp_path / "plan.json")
+    words = ["weights", str(tmp_path / "plan.json"), "--checkpoint", "kept", "--out", "new"]
+    assert main([*words, "--tokenizer", str(tmp_path)]) == 2
+    assert f"--tokenizer {tmp_path}: is no tokenizer.json" in capsys.readouterr().err
+
+
 def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     """Neither by a run nor by the command."""
     from planner.huggingface.export import Export

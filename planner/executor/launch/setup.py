@@ -19,6 +19,7 @@ from planner.executor.checkpoint.checkpoint import (
     require_fresh_folder,
     resume,
 )
+from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import (
@@ -288,7 +289,7 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     if not config.elastic:  # else in every generation
         state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
-        state.export = Export(config.export, plan, config.weights)
+        state.export = Export(config.export, plan, config.weights, config.tokenizer)
     if ranks.rank in plan.stage_of:
         state.model_stage = state.make_model_stage(plan)
     if config.direct is not None:
@@ -376,6 +377,8 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             on_checkpoint,
             _can_write_beside(state),
         )
+        for files in complete_checkpoints(config.checkpoint)[-1:]:
+            on_checkpoint(files.steps)
 
 
 def _can_write_beside(state: RunState) -> bool:
