@@ -22,6 +22,11 @@ from planner.utils.processors import MAX_BUSY, busy_warning
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
 
+OPERATION_S = 1.5e-4
+"""Handling of an operation and its messages on one core, which the clock does not count."""
+MAX_HANDLING = 0.05
+"""Largest share of a step for it without a warning."""
+
 
 @dataclass(frozen=True)
 class Emulation:
@@ -136,6 +141,14 @@ def resolve_settings(
             f"warning: --shrink {shrink:g} is too small for this machine, so executed times will "
             f"be too long; run with --shrink {least:g} or --speed {slower:.2g}"
         )
+    operations = max(len(order) for schedule in plan.schedules for order in schedule.order)
+    share = OPERATION_S * operations * settings.speed / plan.predicted.step_s
+    if share > MAX_HANDLING:
+        report_line(
+            f"warning: {operations} operations of a device in {plan.predicted.step_s:.2g} s are too "
+            "many for this machine, so executed times will be too long; run with --speed "
+            f"{settings.speed * MAX_HANDLING / share:.2g}"
+        )
     return RunSettings(idle_steps, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 
 
@@ -152,12 +165,13 @@ def emulate(
     links = links_of(plan.cluster, settings.speed, settings.shrink, settings.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         processors = ProcessorUsage()
+        calibration = Path(name) / "calibration.json"
 
         def line(text: str) -> None:
             processors.look()
-            report_line(text)
+            if str(calibration) not in text:  # which is deleted at the end
+                report_line(text)
 
-        calibration = Path(name) / "calibration.json"
         extra_options = ("--calibrate", str(calibration)) if settings.real_compute else ()
         records = run_ranks(network, path, plan, settings, Path(name), line, extra_options)
         carried = network.stop()

@@ -11,6 +11,7 @@ from planner.emulate.emulation import EmulationSettings, resolve_settings
 from planner.emulate.links import emulated_cluster, links_of
 from planner.emulate.namespaces import EmulationError
 from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
 from tests.conftest import make_plan, random_network
 
 
@@ -74,6 +75,20 @@ def test_small_shrink_is_warned_about() -> None:
     assert asked.shrink == 1.0
     assert "run with --shrink" in lines[-1]
     assert resolve_settings(plan, EmulationSettings()).shrink > 1.0
+
+
+def test_steps_too_short_for_this_machine_are_warned_about() -> None:
+    """With a speed that suits; not if latencies fill the step."""
+    lines: list[str] = []
+    resolve_settings(make_plan([[0, 1]]), EmulationSettings(), lines.append)
+    assert len(lines) == 1
+    near = Network(np.full((2, 2), 1e-4), np.full((2, 2), 1e8))
+    plan = make_plan([[0, 1]], network=near)
+    resolve_settings(plan, EmulationSettings(), lines.append)
+    assert "operations of a device" in lines[-1] and len(lines) == 3
+    advised = float(lines[-1].rsplit(" ", 1)[1])
+    resolve_settings(plan, EmulationSettings(speed=0.99 * advised), lines.append)
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize("fields", [{"speed": 0.0}, {"shrink": -1.0}, {"speed": float("nan")}])
