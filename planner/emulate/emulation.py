@@ -145,8 +145,8 @@ def resolve_settings(
     share = OPERATION_S * operations * settings.speed / plan.predicted.step_s
     if share > MAX_HANDLING:
         report_line(
-            f"warning: {operations} operations of a device in {plan.predicted.step_s:.2g} s are too "
-            "many for this machine, so executed times will be too long; run with --speed "
+            f"warning: {operations} operations of a device in {plan.predicted.step_s:.2g} s are "
+            "too many for this machine, so executed times will be too long; run with --speed "
             f"{settings.speed * MAX_HANDLING / share:.2g}"
         )
     return RunSettings(idle_steps, steps, settings.speed, shrink, jitter_s=settings.jitter_s)

@@ -194,6 +194,10 @@ def test_one_option_that_differs_is_named(mine: list[str], first: list[str], sai
             ["--schedule-steps", "5"],
             "--schedule-steps is for --schedule cosine; add that, or leave it out",
         ),
+        (
+            ["--optimizer", "sgd", "--weight-decay", "0.1"],
+            "--weight-decay is for --optimizer adamw; add that, or leave it out",
+        ),
         (["--eval-every", "5"], "--eval-every is for --eval-data; add that, or leave it out"),
         (["--eval-batches", "5"], "--eval-batches is for --eval-data; add that, or leave it out"),
     ],

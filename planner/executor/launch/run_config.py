@@ -252,8 +252,15 @@ class RunConfig:
         for name, modified in MODIFIER_OF.items():
             if self._is_set(name) and not self._is_set(modified):
                 raise Refusal(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
-        if self._is_set("schedule_steps") and self.schedule != LRSchedule.COSINE:
-            raise Refusal("--schedule-steps is for --schedule cosine; add that, or leave it out")
+        for option, value, names in (
+            ("schedule", LRSchedule.COSINE, ("schedule_steps", "min_lr_ratio")),
+            ("optimizer", OptimizerKind.ADAMW, ("weight_decay", "beta1", "beta2", "eps")),
+        ):
+            for name in names if getattr(self, option) != value else ():
+                if self._is_set(name):
+                    raise Refusal(
+                        f"{flag(name)} is for {flag(option)} {value}; add that, or leave it out"
+                    )
         self.optimizer_config(), self.training_data(), self.evaluation_data()
 
     def validate_for_plan(self, plan: TrainingPlan) -> None:
