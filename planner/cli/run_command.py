@@ -77,6 +77,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     plan = load_plan(config.plan)
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
+    from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
     from planner.executor.data.microbatches import make_microbatches
     from planner.executor.launch.local import rank_environment, run_local
     from planner.executor.rendezvous.address import configured_address
@@ -146,6 +147,9 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     PROGRESS.clear()
     _summary(plan, steps, reason, as_json)
     if stopped is not None:
+        kept = [] if config.checkpoint is None else complete_checkpoints(config.checkpoint)
+        for files in kept[-1:]:
+            _warn(f"planner run: continue after {files.steps} steps with --resume {files.folder}")
         raise stopped
     return code
 

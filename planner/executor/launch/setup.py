@@ -348,8 +348,8 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
         steps_done = state.first_step
         if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
-                f"--steps is {config.steps}, but {steps_done} were done; give the number of all "
-                "steps, with those that were done, or as many and --eval-data to evaluate alone"
+                f"--steps is {config.steps}, with the {steps_done} before the checkpoint; give "
+                f"more than {steps_done}, or {steps_done} with --eval-data to evaluate alone"
             )
         if config.elastic and plan.sync.delayed and steps_done:
             raise Refusal(
