@@ -234,6 +234,9 @@ def misnamed(names: Sequence[str], expected: Iterable[str]) -> str:
     """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
         normalized = "_".join(name.lower().split())
+        with_unit = [w for w in expected if w.startswith(f"{normalized}_")]
+        if len(with_unit) > 1:
+            return f" (name {name!r} with its unit: {' or '.join(with_unit)})"
         meant = next((w for w in expected if normalized in OTHER_NAMES.get(w, ())), None)
         if name not in (*ENDS, *UNITS) and (
             meant or (meant := closest_match(normalized, expected, ALIKE))

@@ -487,6 +487,16 @@ def test_both_ways_option(tmp_path: Path) -> None:
             "has no column of numbers, found sending_region, receiving_region, milliseconds",
         ),
         ("a.csv", "source,target,dst,rtt_ms\na,b,c,1\n", "(rename 'target' to 'destination')"),
+        (
+            "a.csv",
+            "from,to,latency,gbps\na,b,1,1\n",
+            "(name 'latency' with its unit: latency_s or latency_ms)",
+        ),
+        (
+            "a.csv",
+            "from,to,latency_ms,bandwidth\na,b,1,1\n",
+            "has no column of bandwidth with a unit (name 'bandwidth' with its unit",
+        ),
         ("a.csv", "x,a,b\na,,1\n", "or say it with --unit"),
         ("a.txt", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
         ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),

@@ -55,8 +55,11 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
     require_unique(names)
     columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
-        if len([name for name in columns if name in known]) > 1:
+        own = [name for name in columns if name in known]
+        if len(own) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
+        if columns and not own and (unknown := misnamed([n for n in names if n == kind], known)):
+            raise NetworkError(f"has no column of {kind} with a unit{unknown}; correct the header")
     if not columns:
         raise NetworkError(
             f"has no column of numbers, found {joined(names)}{misnamed(names, UNITS)}; name one of "
