@@ -88,7 +88,9 @@ def test_the_estimate_is_no_less_than_the_rounds(
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
     wire = codec.wire_ratio
-    found = averaging_s(1e7 * wire, 1e7, np.array(row), search.class_arrays, search._scratch, 0.0)
+    found = averaging_s(
+        1e7 * wire, 1e7, np.array(row), search.class_arrays, search._scratch, 0.0, np.inf
+    )
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     links = LinkResources.of(cluster)
     try:
@@ -111,7 +113,7 @@ def test_links_of_aggregating_sites() -> None:
         [2 if classes.members[c][0] % 2 == 0 else 0 for c in range(len(classes.members))]
     )
     assert row.sum() == 6
-    averaging_s(1e7, 1e7, row, search.class_arrays, search._scratch, 0.0)
+    averaging_s(1e7, 1e7, row, search.class_arrays, search._scratch, 0.0, np.inf)
     assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
 
 

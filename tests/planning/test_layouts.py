@@ -79,7 +79,7 @@ def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
-    found = one_round_s(1e7, np.array(row), search.class_arrays, search._scratch, 0.0)
+    found = one_round_s(1e7, np.array(row), search.class_arrays, search._scratch, 0.0, np.inf)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     if len(members) < 2:
         assert found == 0.0

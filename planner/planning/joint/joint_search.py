@@ -30,6 +30,7 @@ from planner.planning.joint.infeasibility_message import infeasibility_message
 from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_flow import IN_FLIGHT, pipeline_s
 from planner.planning.joint.layout_search import (
+    MOVES_PER_EFFORT,
     SEEDS,
     Constraints,
     InitialLayout,
@@ -195,7 +196,7 @@ class JointSearch:
         )
         # compile kernels before the time limit starts
         self.moves_per_s = self.layouts.moves_in(1.0)
-        self.run = started(stop, self.layouts.moves_per_effort)
+        self.run = started(stop, MOVES_PER_EFFORT)
         self.builder = CandidateBuilder(problem, self.classes)
         self.workers = WorkerPool(workers, self.layouts, self.builder)
         self.pool = CandidatePool(problem, self.builder, self.run, self.workers, bound)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.search.arrays import Bools, Bools2, Floats, Floats2, Ints, Ints2
+from planner.search.arrays import Bools, Bools2, Floats, Floats2, Ints, Ints2, Words
 from planner.search.compiled import kernel
 
 
@@ -161,6 +161,8 @@ class LayoutScratch(NamedTuple):
         ``float[C]``: devices of a stage by region.
     pairs, used, others
         Pairs of classes in use; classes that a stage uses, and those of its neighbour.
+    pair_bits
+        ``uint64``: a bit for every pair of classes, 0 between uses.
     distance_s
         ``float[C]``: seconds from a class to the others.
     """
@@ -181,6 +183,7 @@ class LayoutScratch(NamedTuple):
     subset: Ints
     region_devices: Floats
     pairs: Ints
+    pair_bits: Words
     used: Ints
     others: Ints
     distance_s: Floats
@@ -206,6 +209,7 @@ class LayoutScratch(NamedTuple):
             subset=np.zeros(per_class, dtype=np.int64),
             region_devices=np.zeros(per_class),
             pairs=np.zeros(num_classes**2, dtype=np.int64),
+            pair_bits=np.zeros(-(-(num_classes**2) // 64), dtype=np.uint64),
             used=np.zeros(per_class, dtype=np.int64),
             others=np.zeros(per_class, dtype=np.int64),
             distance_s=np.zeros(per_class),

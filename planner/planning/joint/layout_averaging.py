@@ -65,20 +65,22 @@ def averaging_s(
     classes: ClassArrays,
     scratch: LayoutScratch,
     cutoff_s: float,
+    limit_s: float,
 ) -> float:
     """Seconds for the devices of a stage to average ``encoded_bytes`` on the wire.
 
     In one round or, if sites share a line and it is faster, hierarchically
     (`planner.planning.averaging.hierarchical`), where ``unencoded_bytes`` are sent within a site.
     Adds the bytes over each site's line to ``scratch.averaged_bytes``. Stops early once the seconds
-    are at most ``cutoff_s``.
+    are at most ``cutoff_s``, or are known to exceed ``limit_s``.
     """
-    seconds = one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s)
-    devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
-    sites_inside = scratch.sites_inside
     sites = len(classes.site_bandwidth)
     if sites == 0:
-        return seconds
+        return float(one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s, limit_s))
+    # hierarchical averaging may be faster
+    seconds = one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s, np.inf)
+    devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
+    sites_inside = scratch.sites_inside
     members, num_sites, min_aggregators, num_aggregators = 0.0, 0, np.inf, 0.0
     devices_at[:] = 0.0
     sites_inside[:] = 0.0
@@ -195,13 +197,19 @@ def _hierarchical_s(
 
 @kernel
 def one_round_s(
-    vector_bytes: float, counts: Ints, classes: ClassArrays, scratch: LayoutScratch, cutoff_s: float
+    vector_bytes: float,
+    counts: Ints,
+    classes: ClassArrays,
+    scratch: LayoutScratch,
+    cutoff_s: float,
+    limit_s: float,
 ) -> float:
     """Seconds for one round of all devices, without the limits of sites' lines.
 
     With equal shares or, if faster, with shares that device limits and pairs allow (eq. 6 of
     DeDLOC), over all classes or without the one that has the slowest pair. Infinite if no device
-    may reduce. Stops early once the seconds are at most ``cutoff_s``.
+    may reduce. Stops early once the seconds are at most ``cutoff_s``, or are known to exceed
+    ``limit_s``.
     """
     members, slowest_line, slowest_pair, rtt_s, slowest_class = 0, np.inf, np.inf, 0.0, -1
     num_aggregators, has_clients = 0, False
@@ -232,7 +240,7 @@ def one_round_s(
         seconds *= members
     if members > 2 and lower_s < seconds * (1 - 1e-9):
         for _ in range(BISECTIONS):
-            if seconds + rtt_s <= cutoff_s:
+            if seconds + rtt_s <= cutoff_s or lower_s + rtt_s > limit_s:
                 break
             middle = math.sqrt(lower_s * seconds)
             speed = vector_bytes / middle
@@ -276,7 +284,9 @@ def two_frequency_s(
             members[c] = counts[c] if classes.region[c] == r else 0
             num_aggregators += members[c] if classes.can_aggregate[c] else 0
         slices = min(slices, num_aggregators if devices_in[r] > 1 else 1.0)
-        within_s = max(within_s, one_round_s(unencoded_bytes, members, classes, scratch, within_s))
+        within_s = max(
+            within_s, one_round_s(unencoded_bytes, members, classes, scratch, within_s, np.inf)
+        )
     if num_regions == 1 or slices == 0:
         return within_s, 0.0
     for c in range(num_classes):
@@ -309,4 +319,5 @@ def two_frequency_s(
                 representative = c
         if representative >= 0:
             members[representative] = 1
-    return within_s, one_round_s(encoded_bytes / slices, members, classes, scratch, 0.0) + spread_s
+    between_s = one_round_s(encoded_bytes / slices, members, classes, scratch, 0.0, np.inf)
+    return within_s, between_s + spread_s

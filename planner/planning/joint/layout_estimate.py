@@ -38,9 +38,18 @@ UNROUTED_TOLERANCE = 1e-6
 """Unrouted share of the flow that counts as none."""
 UNROUTED_PENALTY = 2.0
 """Relative increase of the period per share of the flow that is unrouted after the last rise."""
-SORT_LIMIT = 12
-"""All pairs are scanned if there are fewer than this many times those in use, which is then faster
-than sorting the ones in use."""
+SORT_LIMIT = 4
+"""Pairs of classes are sorted if the square of their number is below this many times the words of
+64 bits that have a bit for every pair, else read from these."""
+ZERO, ONE, INDEX_SHIFT = np.uint64(0), np.uint64(1), np.uint64(58)
+DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+"""Its 64 runs of six bits differ, so that its product with a power of two tells which one."""
+BIT_OF = np.zeros(64, dtype=np.int64)
+"""The power of two by the first six bits of that product."""
+for _bit in range(64):
+    BIT_OF[(int(DE_BRUIJN) << _bit) % (1 << 64) >> 58] = _bit
+ROUNDING = 1e-9
+"""Relative error of a sum in another order."""
 
 
 @kernel
@@ -199,25 +208,30 @@ def _pairs_in_use(
         classes_in(source_counts, scratch.used),
         classes_in(target_counts, scratch.others),
     )
-    max_pairs = num_sources * num_targets
-    if SORT_LIMIT * max_pairs > len(classes.pair_source):
-        for k in range(len(classes.pair_source)):
-            if (
-                source_counts[classes.pair_source[k]] > 0
-                and target_counts[classes.pair_target[k]] > 0
-            ):
-                ranks[num_pairs] = k
+    words = scratch.pair_bits
+    if (num_sources * num_targets) ** 2 < SORT_LIMIT * len(words):
+        for i in range(num_sources):
+            for j in range(num_targets):
+                # insertion sort
+                rank, k = classes.pair_rank[scratch.used[i], scratch.others[j]], num_pairs
+                while k > 0 and ranks[k - 1] > rank:
+                    ranks[k] = ranks[k - 1]
+                    k -= 1
+                ranks[k] = rank
                 num_pairs += 1
         return num_pairs
     for i in range(num_sources):
         for j in range(num_targets):
-            # insertion sort
-            rank, k = classes.pair_rank[scratch.used[i], scratch.others[j]], num_pairs
-            while k > 0 and ranks[k - 1] > rank:
-                ranks[k] = ranks[k - 1]
-                k -= 1
-            ranks[k] = rank
+            rank = classes.pair_rank[scratch.used[i], scratch.others[j]]
+            words[rank >> 6] |= ONE << np.uint64(rank & 63)
+    for k in range(len(words)):
+        word = words[k]
+        while word != ZERO:
+            lowest = word & (~word + ONE)
+            ranks[num_pairs] = 64 * k + BIT_OF[(lowest * DE_BRUIJN) >> INDEX_SHIFT]
+            word ^= lowest
             num_pairs += 1
+        words[k] = ZERO
     return num_pairs
 
 
@@ -438,12 +452,12 @@ def _pipeline_period(
         for j in range(stages):
             scratch.period_s[j] = _stage_period(model, classes, state, scratch, j)
             period = max(period, scratch.period_s[j])
-        for j in range(boundaries):
             if period > max_period:
-                break
+                return np.inf
+        for j in range(boundaries):
             period = _boundary_period(model, classes, state, scratch, j, period, max_period)
-        if period > max_period:
-            return np.inf
+            if period > max_period:
+                return np.inf
         for s in range(len(classes.site_bandwidth)):
             crossing_bytes = 0.0
             for j in range(boundaries):
@@ -548,6 +562,12 @@ def _step_with_period_s(
     waits = model.every_steps == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
     scratch.averaged_bytes[:] = 0.0
+    # a step takes its pipeline, and the first stage's way back is the longest
+    pipeline_s = model.microbatches * period
+    for j in range(stages):
+        pipeline_s += scratch.compute_s[j] + scratch.delay_s[j]
+    if pipeline_s > max_s * (1.0 + ROUNDING):
+        return np.inf
     for j in range(stages - 1, -1, -1):
         round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
         encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
@@ -567,7 +587,12 @@ def _step_with_period_s(
             longest_within_s = max(longest_within_s, round_trip_s + within_s)
             longest_s = max(longest_s, round_trip_s + within_s + between_s)
             continue
-        seconds = averaging_s(encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s)
+        limit_s = np.inf
+        if waits:
+            limit_s = (max_s - model.microbatches * period - round_trip_s) * (1.0 + ROUNDING)
+        seconds = averaging_s(
+            encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s, limit_s
+        )
         longest_s = max(longest_s, round_trip_s + seconds)
         if j == 0 or j == stages - 1:
             tied_ends_s = max(tied_ends_s, round_trip_s + seconds)
@@ -581,7 +606,9 @@ def _step_with_period_s(
             scratch.subset,
             longest_s - tied_ends_s,
         )
-        seconds = averaging_s(encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s)
+        seconds = averaging_s(
+            encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s, np.inf
+        )
         longest_s = max(longest_s, tied_ends_s + seconds)
     for s in range(len(classes.site_bandwidth)):
         # all stages average at about the same time

@@ -42,7 +42,7 @@ MAX_PAIRS = 1e8
 CHUNK = 2000
 """Moves between two checks of the stopping criterion: about ten milliseconds."""
 MOVES_PER_EFFORT = 180_000.0
-"""Moves per unit of effort with up to eight classes; more classes cost more."""
+"""Moves per unit of effort."""
 ALL_COUNTS_SHARE, BEST_COUNTS_SHARE = 0.15, 0.15
 """Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the other
 moves; there the number of stages may change."""
@@ -276,11 +276,6 @@ class LayoutSearch:
         self._reseed(seed)
         self._candidate, self._best = self._empty_state(), self._empty_state()
         self._scratch = LayoutScratch.of(self.max_stages, len(classes), len(classes.site_bandwidth))
-
-    @property
-    def moves_per_effort(self) -> float:
-        """Moves in a unit of effort."""
-        return float(MOVES_PER_EFFORT * min(1.0, 8 / len(self.classes)) ** 0.25)
 
     @cached_property
     def stage_counts(self) -> list[int]:

@@ -612,8 +612,13 @@ class StageRequirements:
         """
         flops = self.forward_flops + self.backward_flops[choice] + self.head_flops
         in_flight_s = flops / self.fastest + self.away_s
-        with np.errstate(divide="ignore"):
-            held_s = self.microbatches * in_flight_s / self._live_sums(choice)  # (7)
+        live = self._live_sums(choice)
+        held_s = np.divide(  # (7)
+            self.microbatches * in_flight_s,
+            live,
+            out=np.where(in_flight_s > 0, np.inf, np.zeros_like(live)),
+            where=live > 0,
+        )
         sent = self.microbatches * (self.input_bytes + self.output_bytes) + self.averaged_bytes
         backward_flops = self.backward_flops[choice]
         first_backward_s = self.forward_flops / self.fastest + self.away_s
