@@ -430,15 +430,18 @@ class Workload:
         StageLoad
             Figures per sample.
         """
-        inside = list(self.layers[start:stop])
-        if start == 0:
-            inside.insert(0, self.stem)
-        return StageLoad(
-            sum(layer.parameters for layer in inside),
-            sum(layer.forward_flops for layer in inside),
-            inside[-1].output_bytes,
-            sum(layer.saved_bytes for layer in inside),
-        )
+        cached: StageLoad | None = self.known_costs.get((start, stop))
+        if cached is None:
+            inside = list(self.layers[start:stop])
+            if start == 0:
+                inside.insert(0, self.stem)
+            cached = self.known_costs[start, stop] = StageLoad(
+                sum(layer.parameters for layer in inside),
+                sum(layer.forward_flops for layer in inside),
+                inside[-1].output_bytes,
+                sum(layer.saved_bytes for layer in inside),
+            )
+        return cached
 
     def head_parameters(self, start: int) -> int:
         """Parameters of the head on a stage.
