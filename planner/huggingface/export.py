@@ -14,14 +14,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from planner.executor.checkpoint.checkpoint import latest_step, read_stage, sources_of
+from planner.executor.checkpoint.checkpoint import newest_with, read_parameters
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.rendezvous.rank_group import RankGroup
-from planner.executor.runtime import outer_optimizer as outer
 from planner.executor.runtime.model import PROJECTION
 from planner.executor.runtime.model_stage import ModelStage
 from planner.executor.runtime.stage_module import has_head, require_executable
-from planner.huggingface.names import tensor_parts
+from planner.huggingface.names import TensorPart, tensor_parts
 from planner.huggingface.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_bytes, write_text
@@ -37,7 +36,6 @@ TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model"),
 )
-PARAMETER = "parameter/"
 
 T = TypeVar("T")
 
@@ -109,12 +107,8 @@ class Export:
             Bytes of each tensor by name, in a list with the stage: for `finish`.
         """
         stage = self._plan.stage_of[rank]
-        start, stop = self._plan.stage_layers[stage]
         tensors: dict[str, Tensor] = {}
-        parts_of = tensor_parts(self._arch, start, stop, head=has_head(self._plan, rank))
-        for name, parts in parts_of.items():
-            if name == PROJECTION and self._arch.tied:
-                continue  # who has the embedding writes it
+        for name, parts in self._parts(rank).items():
             parameter = parameters[name].detach().to("cpu", torch.float32)
             for part in parts:
                 rows = parameter if part.rows is None else parameter[slice(*part.rows)]
@@ -139,6 +133,17 @@ class Export:
             if path.is_file():
                 write_bytes(self.folder / name, path.read_bytes())
         write_text(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def names(self, rank: int) -> list[str]:
+        """Names of the parameters in the file of a rank's stage."""
+        return list(self._parts(rank))
+
+    def _parts(self, rank: int) -> dict[str, tuple[TensorPart, ...]]:
+        start, stop = self._plan.stage_layers[self._plan.stage_of[rank]]
+        parts = tensor_parts(self._arch, start, stop, head=has_head(self._plan, rank))
+        # who has the embedding writes a tied head
+        tied = self._arch.tied
+        return {name: each for name, each in parts.items() if not (tied and name == PROJECTION)}
 
     def _file(self, stage: int) -> str:
         stages = len(self._plan.stage_layers)
@@ -178,18 +183,10 @@ def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
     """Export the newest checkpoint of a folder that has the shards of all devices."""
-    groups = plan.assignment.groups
-    steps = latest_step(folder, [d for j in range(len(groups)) for d in sources_of(j, plan)])
+    names = {group[0]: export.names(group[0]) for group in plan.assignment.groups}
+    files = newest_with(folder, plan, names)
     written: dict[str, list[int]] = {}
-    for stage, (rank, *_) in enumerate(groups):
-        state = read_stage(folder, steps, stage, plan)
-        # in local SGD, the global parameters
-        prefix = outer.PARAMETER if plan.sync.local_steps else PARAMETER
-        named = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in state.items()
-            if name.startswith(prefix)
-        }
-        written |= export.write(rank, named)
+    for rank, own in names.items():
+        written |= export.write(rank, read_parameters(files, plan, rank, own))
     export.finish(written)
-    return steps
+    return files.steps

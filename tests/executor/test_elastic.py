@@ -37,7 +37,6 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.faults.elastic import cut, losses_without_fault  # noqa: E402
 from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
-from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
 from planner.executor.checkpoint.safetensors_io import read_tensors  # noqa: E402
 from planner.executor.comm.p2p import WorkerThread  # noqa: E402
 from planner.executor.elastic.membership import MAX_RESETS, DeviceLost, Evicted, Membership  # noqa: E402
@@ -51,6 +50,7 @@ from planner.executor.rendezvous.rank_group import RankGroup  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
 from planner.executor.transport.connections import ConnectionReset, receive_into  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
+from tests.executor.checkpoints import latest_step, read_shard  # noqa: E402
 from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
 from tests.executor.test_evaluate import bytes_workload  # noqa: E402

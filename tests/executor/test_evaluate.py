@@ -21,10 +21,10 @@ from tests.executor.forks import run_plan
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint.checkpoint import read_shard  # noqa: E402
 from planner.executor.runtime.evaluate import forward_only  # noqa: E402
 from planner.executor.runtime.model_stage import ModelStage  # noqa: E402
 from planner.executor.runtime.optimizer import OptimizerConfig  # noqa: E402
+from tests.executor.checkpoints import read_shard  # noqa: E402
 
 STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
 TEXT = "a line that nobody has seen before; " * 40

@@ -268,9 +268,9 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
 @pytest.mark.slow
 def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""
-    from planner.executor.checkpoint.checkpoint import latest_step, read_shard
     from planner.executor.checkpoint.safetensors_io import read_tensors
     from planner.huggingface.export import Export, export_checkpoint
+    from tests.executor.checkpoints import latest_step, read_shard
 
     plan = make_plan([[0], [1], [2], [3]]).replace(sync=DILOCO)
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"

@@ -24,7 +24,7 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint.checkpoint import latest_step, read_shard  # noqa: E402
+from tests.executor.checkpoints import latest_step, read_shard  # noqa: E402
 from tests.executor.forks import losses_in, run_ranks  # noqa: E402
 
 GRID = [[0, 1], [2, 3], [4, 5]]

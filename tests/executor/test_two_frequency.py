@@ -111,7 +111,7 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("done", [7, 10])
 def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) -> None:
     """Within a period of H = 5, and after an outer step; regions differ within, devices do not."""
-    from planner.executor.checkpoint.checkpoint import latest_step, read_shard
+    from tests.executor.checkpoints import latest_step, read_shard
 
     plan = flow()
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"

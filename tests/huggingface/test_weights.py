@@ -309,6 +309,30 @@ def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) 
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
+def test_a_checkpoint_is_exported_by_another_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same model, as after a loss; a missing folder or file is one line."""
+    folder, kept = saved("qwen2", tmp_path / "given"), tmp_path / "kept"
+    plan, other = plan_for(folder, [[0, 1]]), plan_for(folder, [[0]])
+    done = run_ranks(plan, tmp_path, "--checkpoint", str(kept), "--every", str(STEPS))
+    assert done[0] == 0, done[2]
+    found = []
+    for made, name in ((plan, "own"), (other, "other")):
+        save_plan(made, tmp_path / f"{name}.json")
+        words = ["weights", str(tmp_path / f"{name}.json"), "--out", str(tmp_path / name)]
+        assert main([*words, "--checkpoint", str(kept)]) == 0
+        found.append(their_logits(tmp_path / name, some_tokens()))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    shutil.rmtree(tmp_path / "other")
+    assert main([*words, "--checkpoint", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: there is no complete checkpoint; name the folder" in capsys.readouterr().err
+    (lost,) = kept.glob("step-*/device-0001*")
+    lost.unlink()
+    assert main([*words, "--checkpoint", str(kept)]) == 2
+    assert f"{lost}: is not here; bring the nodes' folders together" in capsys.readouterr().err
+
+
 def test_the_tokenizer_of_the_training_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

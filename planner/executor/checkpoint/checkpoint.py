@@ -10,10 +10,9 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +33,8 @@ from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.rendezvous.rank_assignment import environment_number
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
-from planner.executor.runtime.model import EMBEDDING, PROJECTION
 from planner.executor.runtime.model_stage import ModelStage
-from planner.executor.runtime.optimizer_segments import SEGMENT, joined_segments
+from planner.executor.runtime.optimizer_segments import MASTER, SEGMENT, joined_segments
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.runtime.sharded_aggregator import ShardedAggregator
 from planner.training_plan.model import TrainingPlan
@@ -367,80 +365,52 @@ def require_checkpoint(folder: Path) -> None:
         )
 
 
-def latest_step(folder: Path, ranks: Iterable[int]) -> int:
-    """Steps of the newest complete checkpoint with the shards of all these ranks."""
-    required = tuple(ranks)
-    complete = [
-        files.steps
-        for files in complete_checkpoints(folder)
-        if all(files.shard(rank).is_file() for rank in required)
-    ]
-    if not complete:
-        raise CheckpointError(
-            f"{folder}: there is no complete checkpoint with the shards of devices "
-            f"{', '.join(map(str, required[:8]))}; bring the nodes' folders together first"
-        )
-    return complete[-1]
+def newest_with(
+    folder: Path, plan: TrainingPlan, names: Mapping[int, Sequence[str]]
+) -> CheckpointFiles:
+    """The newest complete checkpoint of a model whose shards with some parameters are all here.
 
+    Of this plan, or of another one of the same model.
 
-def read_shard(
-    folder: Path,
-    steps: int,
-    rank: int,
-    plan: TrainingPlan,
-    wanted: Callable[[str], bool] | None = None,
-) -> dict[str, Tensor]:
-    """Read tensors of the shard of a rank.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        As from `ModelStage.state_dict`.
+    Parameters
+    ----------
+    names
+        By rank, names of parameters of its stage.
     """
-    files = CheckpointFiles(folder, steps)
-    index = files.read_index()
-    if index["plan"] != plan.content_hash:
+    missing: Path | None = None
+    for files in reversed(complete_checkpoints(folder)):
+        index = files.read_index()
+        _require_model(files, index, plan)
+        needed = {
+            device
+            for rank, own in names.items()
+            for device in _source_shards(files, index, plan, rank, own, all_holders=True)
+        }
+        absent = [path for path in map(files.shard, sorted(needed)) if not path.is_file()]
+        if not absent:
+            return files
+        missing = missing or absent[0]
+    if missing is None:
         raise CheckpointError(
-            f"{files.index}: is of plan {index['plan'][:12]}, this is plan "
-            f"{plan.content_hash[:12]}; give the plan that was run"
+            f"{folder}: there is no complete checkpoint; name the folder that was given with "
+            "--checkpoint"
         )
-    return files.read_shard(rank, index, wanted)
+    raise CheckpointError(f"{missing}: is not here; bring the nodes' folders together first")
 
 
-def sources_of(stage: int, plan: TrainingPlan) -> list[int]:
-    """Ranks whose shards have the state of a stage."""
-    holders = [d for d, updated in plan.stage_updated_by.items() if updated == stage]
-    return holders if plan.shards_optimizer else holders[:1]
-
-
-def read_stage(folder: Path, steps: int, stage: int, plan: TrainingPlan) -> dict[str, Tensor]:
-    """Read the shard of a stage's first rank, with all optimizer state of the stage."""
-    first, *others = sources_of(stage, plan)
-    tensors = read_shard(folder, steps, first, plan)
-    if not plan.shards_optimizer:
-        return tensors
-    read = partial(read_shard, folder, steps, plan=plan)
-    for rank in others:
-        tensors |= read(rank, wanted=lambda key: key.startswith(SEGMENT))
-    if plan.averages_tied and stage in (0, plan.head_stage):
-        ours, theirs = (EMBEDDING, PROJECTION) if stage == 0 else (PROJECTION, EMBEDDING)
-        for rank in plan.assignment.groups[plan.head_stage if stage == 0 else 0]:
-            found = read(rank, wanted=lambda key: key.startswith(SEGMENT) and key.endswith(theirs))
-            tensors |= {key.replace(theirs, ours): tensor for key, tensor in found.items()}
-    return joined_segments(tensors)
+def read_parameters(
+    files: CheckpointFiles, plan: TrainingPlan, rank: int, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Parameters of a rank's stage by name; with averaging every H steps, the global ones."""
+    state = _read_parts(files, files.read_index(), plan, rank, names)
+    return {name: state.get(PARAMETER + name, state[f"{MASTER}/{name}"]) for name in names}
 
 
 def _require_same_model(
     files: CheckpointFiles, index: dict[str, Any], plan: TrainingPlan
 ) -> list[tuple[str, Any, Any]]:
     """Refuse a checkpoint of another model; returns differences in training."""
-    path = files.index
-    ours = json.loads(json.dumps(description(plan)))  # as a file has it
-    for name, was, now in differences(index["model"], ours["model"]):
-        raise CheckpointError(
-            f"{path}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this plan's "
-            f"has {now}; plan the same model, batch and seed"
-        )
+    path, ours = files.index, _require_model(files, index, plan)
     for of, sync in (("its", index["training"]["sync"]), ("this", ours["training"]["sync"])):
         if sync.get("delayed"):
             raise CheckpointError(
@@ -457,6 +427,19 @@ def _require_same_model(
     return differences({"optimizer_shards": 1, **index["training"]}, ours["training"])
 
 
+def _require_model(
+    files: CheckpointFiles, index: dict[str, Any], plan: TrainingPlan
+) -> dict[str, Any]:
+    """Refuse a checkpoint of another model; returns the description of this plan."""
+    ours: dict[str, Any] = json.loads(json.dumps(description(plan)))  # as a file has it
+    for name, was, now in differences(index["model"], ours["model"]):
+        raise CheckpointError(
+            f"{files.index}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this "
+            f"plan's has {now}; plan the same model, batch and seed"
+        )
+    return ours
+
+
 def _read_resharded(
     files: CheckpointFiles,
     index: dict[str, Any],
@@ -465,25 +448,7 @@ def _read_resharded(
     model_stage: CheckpointedState,
 ) -> dict[str, Tensor]:
     """A rank's state from the shards of another plan's devices."""
-    tensors: dict[str, Tensor] = {}
-    sources = _source_shards(files, index, plan, rank, model_stage)
-    for device, names in _source_shards(
-        files, index, plan, rank, model_stage, all_holders=True
-    ).items():
-        chosen = sources.get(device, {})
-
-        def wanted(
-            key: str, names: dict[str, str] = names, chosen: dict[str, str] = chosen
-        ) -> bool:
-            name = key.rpartition("/")[2]
-            if key.startswith(SEGMENT):
-                return name in names
-            return key in (SCALE, GROWTH_TRACKER) or (not key.startswith(MEAN) and name in chosen)
-
-        for key, tensor in files.read_shard(device, index, wanted).items():
-            kind, slash, name = key.rpartition("/")
-            tensors[f"{kind}{slash}{names.get(name, name)}"] = tensor
-    tensors = joined_segments(tensors)
+    tensors = _read_parts(files, index, plan, rank, model_stage.parameter_names)
     for key in () if model_stage.outer is None else model_stage.outer.state_dict():
         if key in tensors:
             continue
@@ -495,25 +460,52 @@ def _read_resharded(
     return tensors
 
 
+def _read_parts(
+    files: CheckpointFiles,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    names: Sequence[str],
+) -> dict[str, Tensor]:
+    """State of parameters of a rank, by their names in its stage."""
+    tensors: dict[str, Tensor] = {}
+    sources = _source_shards(files, index, plan, rank, names)
+    for device, renamed in _source_shards(
+        files, index, plan, rank, names, all_holders=True
+    ).items():
+        chosen = sources.get(device, {})
+
+        def wanted(
+            key: str, renamed: dict[str, str] = renamed, chosen: dict[str, str] = chosen
+        ) -> bool:
+            name = key.rpartition("/")[2]
+            if key.startswith(SEGMENT):
+                return name in renamed
+            return key in (SCALE, GROWTH_TRACKER) or (not key.startswith(MEAN) and name in chosen)
+
+        for key, tensor in files.read_shard(device, index, wanted).items():
+            kind, slash, name = key.rpartition("/")
+            tensors[f"{kind}{slash}{renamed.get(name, name)}"] = tensor
+    return joined_segments(tensors)
+
+
 def _source_shards(
     files: CheckpointFiles,
     index: dict[str, Any],
     plan: TrainingPlan,
     rank: int,
-    model_stage: CheckpointedState,
+    names: Sequence[str],
     *,
     all_holders: bool = False,
 ) -> dict[int, dict[str, str]]:
-    """By device, names in its shard of this rank's parameters, each from one device.
+    """By device, names in its shard of these parameters of a rank, each from one device.
 
     With ``all_holders``, from all devices that have a part of their optimizer state.
     """
     all_holders &= index["training"].get("optimizer_shards", 1) > 1
     holds = {**index["holds"], **index.get("owns", {})} if all_holders else index["holds"]
     try:
-        return source_shards(
-            holds, plan, rank, model_stage.parameter_names, all_holders=all_holders
-        )
+        return source_shards(holds, plan, rank, names, all_holders=all_holders)
     except Refusal as error:
         raise files.unreadable(str(error)) from None
 
@@ -530,5 +522,5 @@ def _can_load(
         return files.shard(rank).is_file()
     if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
         return True
-    needed = _source_shards(files, index, plan, rank, model_stage, all_holders=True)
+    needed = _source_shards(files, index, plan, rank, model_stage.parameter_names, all_holders=True)
     return all(files.shard(device).is_file() for device in needed)
