@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from benchmarks.command_line import report_path
-from planner.executor.launch.local import rank_environment, run_local
+from planner.executor.launch.local import local_environment, run_local
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.utils.argument_parser import OneLineParser
@@ -136,7 +136,7 @@ def train(
     code, reason = run_local(
         command,
         ids,
-        rank_environment(len(ids), 1),
+        local_environment() | {"OMP_NUM_THREADS": "1"},
         lines.append,
         lambda line: print(line, file=sys.stderr),
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from planner.executor.launch.local import rank_environment, run_local
-from planner.utils.processors import cores
+from planner.executor.launch.local import local_environment, run_local
 
 
 def main(argv: list[str]) -> int:
     """Run them; returns the exit code."""
     names = argv[argv.index("--devices") + 1 :]
-    environment = rank_environment(len(names), cores())
+    environment = local_environment()
     code, _ = run_local(
         *([sys.executable, *argv], names, environment),
         lambda line: print(line, flush=True),

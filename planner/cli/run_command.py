@@ -79,13 +79,13 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
     from planner.executor.data.microbatches import make_microbatches
-    from planner.executor.launch.local import rank_environment, run_local
+    from planner.executor.launch.local import local_environment, run_local
     from planner.executor.rendezvous.address import configured_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
     from planner.executor.runtime.stage_module import require_executable
     from planner.huggingface.export import Export
     from planner.huggingface.weights import require_weights
-    from planner.utils.processors import busy_warning, cores
+    from planner.utils.processors import busy_warning
 
     # report once what every rank would reject
     config.validate_for_plan(plan)
@@ -121,8 +121,6 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
         )
         ids = plan.cluster.network.ids
         processes = sum(plan.gpu_counts)
-        # with the secret as a file: others can read command lines and environments
-        environment = rank_environment(processes, cores())
         try:
             ranks = replace(
                 config,
@@ -136,7 +134,8 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
             code, reason = run_local(
                 [sys.executable, "-m", "planner.executor", *ranks.to_arguments()],
                 ids,
-                environment | {SECRET_FILE: str(make_secret(Path(folder)))},
+                # with the secret as a file: others can read command lines and environments
+                local_environment() | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
                 _warn,
                 restarts=RESTARTS if config.elastic else None,

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.elastic.store_monitor import MONITOR_POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, REFUSED
 from planner.executor.launch.arguments import parse_arguments
-from planner.executor.launch.local import rank_environment, run_local
+from planner.executor.launch.local import run_local
 from planner.executor.launch.process import allow_descriptors, exit_now
 from planner.executor.launch.run_config import RunConfig
 from planner.executor.rendezvous.rank_assignment import NODE, assigned_rank
@@ -34,7 +34,6 @@ from planner.executor.transport.store import (
 )
 from planner.training_plan.file import load_plan
 from planner.utils.argument_parser import OneLineParser
-from planner.utils.processors import cores
 from planner.utils.refusal import Refusal
 
 PROGRAM = "planner.executor.node"
@@ -109,7 +108,6 @@ class _Node:
 
     rank_arguments: list[str]
     devices: tuple[str, ...]
-    processes: int
     restarts: int | None
     address: StoreAddress
     world_size: int
@@ -119,8 +117,7 @@ class _Node:
     def run(self) -> int:
         """Run them, and serve the store as long as others need it; returns the exit code."""
         monitor = StoreMonitor(self.address, self.world_size)
-        environment = rank_environment(self.processes, cores(), single_machine=False)
-        environment[NODE] = "1" if self.store is None else "0"
+        environment = os.environ | {NODE: "1" if self.store is None else "0"}
         environment.pop("WORLD_SIZE", None)
         silence_s = FAILED_SILENCE_S
         try:
@@ -176,7 +173,6 @@ def _prepare(options: argparse.Namespace, rank_arguments: list[str]) -> _Node:
     return _Node(
         rank_arguments,
         config.devices,
-        sum(plan.gpu_counts[plan.cluster.network.ids.index(name)] for name in config.devices),
         None if not config.elastic else RESTARTS if options.restarts is None else options.restarts,
         address,
         len(plan.cluster),

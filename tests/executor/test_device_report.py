@@ -23,7 +23,7 @@ from tests.conftest import make_plan, tiny_workload
 torch = pytest.importorskip("torch")
 
 from planner.executor.comm.losses import LossCollector  # noqa: E402
-from planner.executor.launch.local import rank_environment, run_local  # noqa: E402
+from planner.executor.launch.local import local_environment, run_local  # noqa: E402
 from planner.executor.runtime.device_report import peak_flops  # noqa: E402
 from planner.executor.runtime.evaluate import EvaluationResult  # noqa: E402
 from planner.executor.runtime.progress import Progress  # noqa: E402
@@ -119,9 +119,7 @@ def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) ->
     lines: list[str] = []
     names = list(plan.cluster.network.ids)
     command += ["--events", "--steps", str(STEPS), "--devices", *names]
-    code, _ = run_local(
-        [sys.executable, *command], names, rank_environment(4, 2), lines.append, print
-    )
+    code, _ = run_local([sys.executable, *command], names, local_environment(), lines.append, print)
     assert code == 0
     events = [json.loads(line) for line in lines]
     steps = [e for e in events if e["event"] == "step"]

@@ -371,12 +371,9 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def rank_environment(ranks: int, processors: int, *, single_machine: bool = True) -> dict[str, str]:
-    """Environment that divides the processors among ranks."""
+def local_environment() -> dict[str, str]:
+    """Environment of ranks that are all on this machine."""
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
-    if (
-        single_machine and sys.platform == "linux"
-    ):  # otherwise Gloo looks up the host name, which may not resolve
+    if sys.platform == "linux":  # otherwise Gloo looks up the host name, which may not resolve
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment

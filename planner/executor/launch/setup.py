@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import warnings
@@ -28,6 +29,7 @@ from planner.executor.comm.device_collectives import (
     nccl_shares_gpus,
     open_collectives,
 )
+from planner.executor.comm.device_identity import machine_id
 from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import make_microbatches
@@ -72,7 +74,11 @@ from planner.profiling.calibrate import calibrate
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.utils.atomic_write import write_text
+from planner.utils.processors import cores
 from planner.utils.refusal import Refusal
+
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable: threads of a process."""
 
 
 @dataclass
@@ -260,6 +266,7 @@ def set_up(
     )
     # only now, so that the other ranks are notified of a refusal
     size = plan.gpu_counts[ranks.rank]
+    _share_processors(ranks, size)
     if size > 1 and simulation is None:
         torch_device(config.device, gpu + size - 1, shared=nccl_shares_gpus())
     device = torch_device(config.device, gpu, shared=True)
@@ -276,6 +283,20 @@ def set_up(
         require_same_data(ranks, "--eval-data", own)
         state.held_out = EvaluationData(own, config.eval_every, config.eval_batches, config.steps)
     return state
+
+
+def _share_processors(ranks: RankGroup, processes: int) -> None:
+    """Divide this machine's processors among its ranks, unless a variable has the threads.
+
+    A collective call, except for a rank that joins late.
+    """
+    here = machine_id()
+    texts = ranks.all_gather("processors", json.dumps([here, processes]), keep=True)
+    sharing = sum(count for machine, count in map(json.loads, texts) if machine == here)
+    if THREADS not in os.environ:
+        threads = max(1, cores() // max(sharing, 1))
+        torch.set_num_threads(threads)
+        os.environ[THREADS] = str(threads)  # for the processes of this rank's other GPUs
 
 
 def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetector) -> None:
