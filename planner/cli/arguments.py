@@ -193,7 +193,8 @@ def add_workload(sub: Arguments, required: bool = True) -> None:
         "--microbatch-samples",
         type=int,
         metavar="SAMPLES",
-        help="samples per microbatch; default: the workload's",
+        help="samples per microbatch; default: the workload's, or more where a plan with more is "
+        "faster",
     )
     sub.add_argument(
         "--sequence",

@@ -86,6 +86,11 @@ def run(args: argparse.Namespace) -> int:
         *(args.speed, args.shrink, args.steps, args.rest, args.real_compute),
         jitter_s=args.jitter_ms / 1e3,
     )
+
+    def report(line: str) -> None:
+        if not args.quiet or line.startswith("warning: "):
+            _print_progress(line)
+
     require_linux_root()
     plan = load_plan(args.plan)
     violations = check(plan)
@@ -94,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
     cluster = emulated_cluster(plan.cluster)
     if cluster.network != plan.cluster.network:
         plan = plan.replace(cluster=cluster)
-        _print_progress(
+        report(
             "links within machines are emulated, and predicted, at most at "
             f"{MAX_INSIDE_RATIO:g} times the rate of the fastest link between them"
         )
-    resolved = resolve_settings(plan, settings, _print_progress)
-    emulation = emulate(args.plan, plan, resolved, _print_progress)
+    resolved = resolve_settings(plan, settings, report)
+    emulation = emulate(args.plan, plan, resolved, report)
     if args.trace is not None:
         write_trace(args.trace, plan, emulation)
     show(args.json, data_of(emulation), lines_of(emulation))

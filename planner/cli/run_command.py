@@ -147,7 +147,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     _summary(plan, steps, reason, as_json)
     if stopped is not None:
         kept = [] if config.checkpoint is None else complete_checkpoints(config.checkpoint)
-        for files in kept[-1:]:
+        for files in [files for files in kept if files.has_shards()][-1:]:
             _warn(f"planner run: continue after {files.steps} steps with --resume {files.folder}")
         raise stopped
     return code

@@ -22,10 +22,10 @@ from planner.utils.processors import MAX_BUSY, busy_warning
 from planner.workload.calibration import Calibration
 from planner.workload.host_memory import available_bytes
 
-OPERATION_S = 1.5e-4
+OPERATION_S = 2e-4
 """Handling of an operation and its messages on one core, which the clock does not count."""
-MAX_HANDLING = 0.05
-"""Largest share of a step for it without a warning."""
+MAX_HANDLING, FEW_HANDLING = 0.05, 0.025
+"""Share of a step for it above which there is a warning, and with the speed that this suggests."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def resolve_settings(
     shrink = least if settings.shrink is None else settings.shrink
     report_line(
         f"the plan sends up to {rate / 1e6:.4g} MB/s in total, this machine can carry about "
-        f"{CARRIED_BYTES_PER_S / 1e6:.0f} MB/s: rates and bytes are divided by {shrink:g}"
+        f"{CARRIED_BYTES_PER_S / 1e6:.0f} MB/s"
+        + f": rates and bytes are divided by {shrink:g}"
+        * (shrink != 1)
     )
     if shrink < least:
         slower = settings.speed * shrink / least
@@ -147,7 +149,7 @@ def resolve_settings(
         report_line(
             f"warning: {operations} operations of a device in {plan.predicted.step_s:.2g} s are "
             "too many for this machine, so executed times will be too long; run with --speed "
-            f"{settings.speed * MAX_HANDLING / share:.2g}"
+            f"{settings.speed * FEW_HANDLING / share:.2g}"
         )
     return RunSettings(idle_steps, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 

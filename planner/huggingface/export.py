@@ -64,10 +64,12 @@ class Export:
         self._copied: dict[str, Path] = {}
         if like is not None:
             self._copied[GENERATION] = like / GENERATION
-        if tokenizer is not None and tokenizer.is_file():
-            self._copied[TOKENIZER] = tokenizer
-        elif (source := tokenizer or like) is not None:
-            self._copied |= {name: source / name for name in TOKENIZER_FILES}
+        source, is_file = tokenizer or like, tokenizer is not None and tokenizer.is_file()
+        if source is not None and not (is_file and source.name != TOKENIZER):
+            source_folder = source.parent if is_file else source
+            self._copied |= {name: source_folder / name for name in TOKENIZER_FILES}
+        elif source is not None:
+            self._copied[TOKENIZER] = source
         self._arch: Architecture = require_executable(plan)
         written = ("*.safetensors*", CONFIG, GENERATION, *TOKENIZER_FILES)
         for existing in (path for name in written for path in sorted(folder.glob(name))):

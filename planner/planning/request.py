@@ -254,8 +254,8 @@ class PlanRequest:
         Stages that keep only their input and repeat the forward pass before the backward pass, or
         ``"all"`` or ``"none"``. By default searched; in straight pipelines none, if that fits.
     microbatch_samples
-        Samples per microbatch; by default the workload's, or searched where ``stages`` is
-        ``"auto"``.
+        Samples per microbatch; by default the workload's or, where a plan with more is faster, a
+        power of two times as many.
     path_stages
         Partial paths: stages that each microbatch visits. The batch is divided evenly among the
         devices of stage 0.
@@ -491,7 +491,9 @@ class PlanRequest:
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give it only with eager-1f1b or path_stages"
             )
-        if self.wiring == RequestedWiring.STOCHASTIC and self.tensor_parallel != 1:
+        degree = self.tensor_parallel
+        numbers = degree.values() if isinstance(degree, Mapping) else (degree,)
+        if self.wiring == RequestedWiring.STOCHASTIC and set(numbers) != {1}:
             raise ProblemError(
                 f"tensor_parallel is {self.tensor_parallel} with wiring 'stochastic': devices of "
                 "several GPUs do not choose paths; leave one of them out"

@@ -204,18 +204,23 @@ MAX_MICROBATCHES = 1_000_000
 """Largest number of microbatches per step; more is a typing error."""
 
 
+def require_whole_microbatches(workload: Workload) -> None:
+    """Refuse a batch that is not a number of microbatches."""
+    if workload.batch_samples % workload.microbatch_samples:
+        raise ProblemError(
+            f"batch_samples must be a multiple of microbatch_samples, found "
+            f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
+        )
+
+
 def microbatches_of(workload: Workload, pipelines: int) -> int:
     """Microbatches of a step."""
-    count, remainder = divmod(workload.batch_samples, workload.microbatch_samples)
+    require_whole_microbatches(workload)
+    count = workload.batch_samples // workload.microbatch_samples
     if count > MAX_MICROBATCHES:
         raise ProblemError(
             f"batch_samples {workload.batch_samples} are {count} microbatches; a step has at most "
             f"{MAX_MICROBATCHES}, give a smaller batch or larger microbatches"
-        )
-    if remainder:
-        raise ProblemError(
-            f"batch_samples must be a multiple of microbatch_samples, found "
-            f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
         )
     if count < pipelines:
         raise ProblemError(

@@ -30,7 +30,7 @@ from planner.planning.request import (
     RequestedWiring,
 )
 from planner.planning.screening import REFUSALS, SCREENING_SHARE, Choice, best_of
-from planner.planning.shape import Shape, microbatches_of, shape_of, shard_counts
+from planner.planning.shape import Shape, require_whole_microbatches, shape_of, shard_counts
 from planner.planning.step_bound import StepBound, step_bound
 from planner.planning.straight.local_sgd_placement import place_for_local_sgd
 from planner.planning.straight.parallelism_candidates import (
@@ -157,7 +157,7 @@ def _plan(
     if request.tensor_parallel == AUTO or request.optimizer_shards == AUTO:
         return _with_best_number(cluster, workload, request, stop, seed, executor, compare=compare)
     problem = PlanningProblem.of(cluster, workload, request, seed, {})
-    microbatches_of(problem.workload, 1)  # refuse a batch that cannot be divided
+    require_whole_microbatches(problem.workload)
     if request.kind is PlanKind.JOINT:
         result = _plan_jointly(problem, stop, executor, compare=compare)
     elif request.kind is PlanKind.PARTIAL_PATHS:

@@ -135,6 +135,6 @@ def _schedule(old: TrainingPlan, new: TrainingPlan, device: int, changed: set[in
 def require_movable(plan: TrainingPlan, every: int) -> None:
     """Refuse plans in which devices cannot move after so many steps."""
     if every < 1:
-        raise PlanError(f"--rebalance is {every}; give steps, at least 1")
+        raise PlanError(f"--rebalance is {every}; give at least 1")
     require_routed(plan, "--rebalance")
     require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")

@@ -11,8 +11,9 @@ MAX_BUSY = 0.85
 """Share of the processors above which ranks wait for them instead of the network."""
 LOOK_S = 0.3
 """Seconds for which processors are watched."""
-IDLE = slice(3, 5)
-"""Columns of a processor in ``/proc/stat``: idle, and waiting for a disk."""
+IDLE, ALL = slice(3, 5), slice(0, 8)
+"""Columns of a processor in ``/proc/stat``: idle and waiting for a disk; all but those of guests,
+which others contain."""
 
 
 def cores() -> int:
@@ -40,7 +41,9 @@ def _busy_now() -> float:
     before = _ticks()
     time.sleep(LOOK_S)
     idle, total = (now - then for now, then in zip(_ticks(), before, strict=True))
-    return 1 - idle / max(total, 1)
+    if total <= 0:  # containers may hide the processors
+        raise OSError("/proc/stat does not count")
+    return 1 - idle / total
 
 
 def _ticks() -> tuple[int, int]:
@@ -48,4 +51,4 @@ def _ticks() -> tuple[int, int]:
     rows = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = [list(map(int, row[1:])) for row in rows if row[0] in own]
-    return sum(sum(row[IDLE]) for row in ticks), sum(map(sum, ticks))
+    return sum(sum(row[IDLE]) for row in ticks), sum(sum(row[ALL]) for row in ticks)

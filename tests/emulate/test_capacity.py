@@ -80,7 +80,8 @@ def test_small_shrink_is_warned_about() -> None:
 def test_steps_too_short_for_this_machine_are_warned_about() -> None:
     """With a speed that suits; not if latencies fill the step."""
     lines: list[str] = []
-    resolve_settings(make_plan([[0, 1]]), EmulationSettings(), lines.append)
+    far = Network(np.full((2, 2), 1.0), np.full((2, 2), 1e8))
+    resolve_settings(make_plan([[0, 1]], network=far), EmulationSettings(), lines.append)
     assert len(lines) == 1
     near = Network(np.full((2, 2), 1e-4), np.full((2, 2), 1e8))
     plan = make_plan([[0, 1]], network=near)

@@ -248,6 +248,20 @@ def test_the_newest_that_is_the_same_for_all_is_taken(
         resume(tmp_path, PLAN, beside([(6, same)]), rank()[1], ADAMW, STEPS)
 
 
+def test_settings_without_effect_do_not_count(tmp_path: Path) -> None:
+    """Whatever a checkpoint says of them; those that count are compared."""
+    write(tmp_path, [2])
+    index = tmp_path / "step-000002" / INDEX
+    data = json.loads(index.read_text())
+    data["settings"]["min_lr_ratio"] = 0.0  # for a cosine alone
+    index.write_text(json.dumps(data))
+    assert resume(tmp_path, PLAN, *rank(), ADAMW, STEPS) == 2
+    data["settings"]["eps"] = 1e-3
+    index.write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match=r"was trained with --eps 0\.001, this"):
+        resume(tmp_path, PLAN, *rank(), ADAMW, STEPS)
+
+
 def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     """Nothing there, another plan or optimizer, a damaged shard, an index that is none."""
     ranks, made = rank()

@@ -83,7 +83,7 @@ def test_a_move_that_cannot_be_is_told_and_the_run_goes_on(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("every", "changes", "message"),
     [
-        (0, {}, "--rebalance is 0; give steps, at least 1"),
+        (0, {}, "--rebalance is 0; give at least 1"),
         (5, {"wiring": "fixed"}, "devices move where microbatches are routed, found wiring fixed"),
         (5, {"sync": Sync(2)}, "found averaging every 2 steps; give a multiple of it"),
         (5, {"sync": Sync(1, OuterOptimizer(), delayed=True)}, "that is not delayed"),

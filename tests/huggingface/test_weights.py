@@ -350,6 +350,7 @@ def test_the_tokenizer_of_the_training_is_exported(
         [
             (folder, None, "the weights' tokenizer.json"),
             (folder, named, "the named one"),
+            (folder, folder / "tokenizer.json", "the weights' tokenizer.json"),
             (None, named.parent, "the named one"),
         ]
     ):
@@ -357,7 +358,7 @@ def test_the_tokenizer_of_the_training_is_exported(
         Export(out, plan, like, tokenizer).finish({})
         assert (out / "tokenizer.json").read_text() == expected
         # never the settings of one tokenizer beside another
-        assert (out / "tokenizer_config.json").exists() == (tokenizer is None)
+        assert (out / "tokenizer_config.json").exists() == ("weights'" in expected)
         assert (out / "generation_config.json").exists() == (like is not None)
     save_plan(plan, tmp_path / "plan.json")
     words = ["weights", str(tmp_path / "plan.json"), "--checkpoint", "kept", "--out", "new"]

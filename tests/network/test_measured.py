@@ -494,6 +494,11 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ),
         (
             "a.csv",
+            "from,to,RTT,bandwidth_gbps\na,b,1,1\n",
+            "has no column of latency with a unit (name 'RTT' with its unit: rtt_s or rtt_ms)",
+        ),
+        (
+            "a.csv",
             "from,to,latency_ms,bandwidth\na,b,1,1\n",
             "has no column of bandwidth with a unit (name 'bandwidth' with its unit",
         ),

@@ -130,6 +130,14 @@ def test_invalid_requests(change: dict[str, Any], message: str) -> None:
         pl.plan(cluster_of(4), tiny_workload(), stop=pl.MaxIterations(1), **change)
 
 
+def test_numbers_that_change_nothing_are_allowed() -> None:
+    """One GPU a worker, however it is said; a batch of more microbatches than a step may have."""
+    pl.PlanRequest(wiring="stochastic", tensor_parallel={"a": 1})
+    work = tiny_workload().replace(batch_samples=1 << 21)
+    plan = pl.plan(cluster_of(2), work, stages="auto", stop=pl.MaxIterations(1)).plan
+    assert plan is not None and plan.workload.microbatch_samples > 1
+
+
 def test_arguments_of_wrong_types() -> None:
     """Reported in one line."""
     stop = pl.MaxIterations(1)

@@ -27,6 +27,15 @@ def test_a_busy_machine_is_said(
     assert warning.startswith(said) and bool(warning) == bool(said)
 
 
+def test_hidden_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ``/proc/stat`` counts nothing, as in some containers, the load average decides."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.9, 0.0, 0.0))
+    monkeypatch.setattr(processors, "cores", lambda: 2)
+    monkeypatch.setattr(processors, "_ticks", lambda: (0, 0))
+    monkeypatch.setattr(processors, "LOOK_S", 0.0)
+    assert processors.busy_warning().startswith("other programs keep 95%")
+
+
 def test_ticks_of_this_machine() -> None:
     """Idle ones are some of all."""
     idle, total = processors._ticks()

@@ -29,11 +29,13 @@ from planner.executor.checkpoint.checkpoint_files import (
 from planner.executor.checkpoint.reshard import description, differences, source_shards
 from planner.executor.checkpoint.safetensors_io import write_tensors
 from planner.executor.data.microbatches import Microbatches
+from planner.executor.data.synthetic import SYNTHETIC
 from planner.executor.rendezvous.file_digest import file_digest
 from planner.executor.rendezvous.rank_assignment import environment_number
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.loss_scaler import GROWTH_TRACKER, SCALE
 from planner.executor.runtime.model_stage import ModelStage
+from planner.executor.runtime.optimizer import OptimizerConfig
 from planner.executor.runtime.optimizer_segments import MASTER, SEGMENT, joined_segments
 from planner.executor.runtime.outer_optimizer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.runtime.sharded_aggregator import ShardedAggregator
@@ -269,8 +271,11 @@ def resume(
     index, path = files.read_index(), files.index
     same_plan = index["plan"] == plan.content_hash
     changes = [] if same_plan else _require_same_model(files, index, plan)
+    theirs = index["settings"]
+    with suppress(Refusal, TypeError):  # settings without effect do not count
+        theirs = OptimizerConfig(**theirs).to_dict()
     for name, value in settings.items() if files.steps < steps else ():
-        if (was := index["settings"].get(name)) != value:
+        if (was := theirs.get(name)) != value:
             option = f"--{name.replace('_', '-')}"
             raise CheckpointError(
                 f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
@@ -349,9 +354,12 @@ def _restore_position(
     except (KeyError, TypeError, ValueError):
         raise files.unreadable("no position in the data") from None
     if description != data.description:
+        remedy = "give the same --data, --tokenizer and --shuffle, with the release that wrote it"
+        if description.startswith(SYNTHETIC) and data.description.startswith(SYNTHETIC):
+            remedy = "plan with the same --microbatch-samples, by which synthetic text is made"
         raise CheckpointError(
-            f"{files.index}: was trained on {description}, this run has {data.description}; give "
-            "the same --data, --tokenizer and --shuffle, with the release that wrote it"
+            f"{files.index}: was trained on {description}, this run has {data.description}; "
+            + remedy
         )
     model_stage.seek(position)
 

@@ -96,6 +96,10 @@ class CheckpointFiles:
             return self.index.is_file()  # it exists, but cannot be read
         return True
 
+    def has_shards(self) -> bool:
+        """Whether all files of the index are here."""
+        return all((self.path / name).is_file() for name in self.read_index()["shards"])
+
     def unreadable(self, reason: str) -> CheckpointError:
         """The error for an invalid index."""
         return CheckpointError(

@@ -11,6 +11,8 @@ from torch import Tensor
 
 SYMBOLS = 64
 SUCCESSORS = 4
+SYNTHETIC = "synthetic (2)"
+"""Name and version of the language."""
 
 
 class Synthetic:
@@ -31,7 +33,7 @@ class Synthetic:
 
     def __init__(self, vocabulary: int, sequence: int, samples: int, seed: int) -> None:
         self._sequence, self._samples, self._seed = sequence, samples, seed
-        self.description = f"synthetic (2), {samples} a microbatch"
+        self.description = f"{SYNTHETIC}, {samples} a microbatch"
         symbols = min(SYMBOLS, vocabulary)
         rng = np.random.default_rng(seed)
         self._successors = rng.integers(symbols, size=(symbols, SUCCESSORS)).tolist()

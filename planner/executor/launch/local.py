@@ -126,8 +126,9 @@ def run_local(
         for local, name in enumerate(names):
             run.ranks.append(_Rank(name, local, run.start_process(local)))
         return run.follow()
-    except BaseException:
-        run.interrupt()
+    except BaseException as error:
+        # the others are told which signal it was
+        run.interrupt(signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT)
         raise
     finally:
         run.kill()
@@ -313,10 +314,10 @@ class _LocalRun:
                 selector.unregister(stream)
             stream.close()
 
-    def interrupt(self) -> None:
+    def interrupt(self, number: signal.Signals) -> None:
         """Let all ranks clean up and end."""
         for rank in self.ranks:
-            rank.process.send_signal(signal.SIGINT)
+            rank.process.send_signal(number)
         until = time.monotonic() + EXIT_TIMEOUT_S
         for rank in self.ranks:
             with suppress(subprocess.TimeoutExpired):

@@ -20,7 +20,6 @@ from planner.executor.checkpoint.checkpoint import (
     require_fresh_folder,
     resume,
 )
-from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
 from planner.executor.comm.comm_plan import stage_averager, tied_averager
 from planner.executor.comm.device_backend import HOST
 from planner.executor.comm.device_collectives import (
@@ -398,8 +397,8 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             on_checkpoint,
             _can_write_beside(state),
         )
-        for files in complete_checkpoints(config.checkpoint)[-1:]:
-            on_checkpoint(files.steps)
+        if state.first_step and config.checkpoint == config.resume:
+            on_checkpoint(state.first_step)
 
 
 def _can_write_beside(state: RunState) -> bool:

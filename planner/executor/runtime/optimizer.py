@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from planner.utils.refusal import Refusal
@@ -83,9 +83,13 @@ class OptimizerConfig:
                 f"schedule_steps is {self.schedule_steps} and warmup {self.warmup}; a cosine needs "
                 "more steps than its warm-up takes"
             )
-        if not is_cosine:
-            # defaults are normalised
-            set_field(self, "schedule_steps", 0)
+        # settings without effect do not count when a run is resumed
+        unused = [] if is_cosine else ["schedule_steps", "min_lr_ratio"]
+        if self.optimizer is OptimizerKind.SGD:
+            unused += ["weight_decay", "beta1", "beta2", "eps"]
+        for spec in fields(self):
+            if spec.name in unused:
+                set_field(self, spec.name, spec.default)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""

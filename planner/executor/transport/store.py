@@ -142,7 +142,10 @@ class StoreAddress:
             return
 
     def _missing_error(self, timeout_s: float, why: str = "") -> StoreMissingError:
-        return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
+        return StoreMissingError(
+            f"{self} did not answer within {timeout_s:g} s{why}; check MASTER_ADDR and "
+            "MASTER_PORT, and whether the node that serves it has been started"
+        )
 
 
 def call_with_timeout(seconds: float, function: Callable[[], T]) -> T:

@@ -58,7 +58,8 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
         own = [name for name in columns if name in known]
         if len(own) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
-        if columns and not own and (unknown := misnamed([n for n in names if n == kind], known)):
+        bare = [name for name in names if f"{name.lower()}_s" in known or name.lower() == kind]
+        if columns and not own and (unknown := misnamed(bare, known)):
             raise NetworkError(f"has no column of {kind} with a unit{unknown}; correct the header")
     if not columns:
         raise NetworkError(
