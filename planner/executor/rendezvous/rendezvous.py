@@ -163,7 +163,7 @@ class _JoiningProcess(NamedTuple):
         """Connect to the store given by the environment, which ``serving_device`` serves."""
         address = StoreAddress.from_environment()
         # whether a rank has a secret is compared before it is proved
-        shared = {**shared_properties, "secret": "none" if secret is None else "file"}
+        shared = {**shared_properties, "secret": "no secret" if secret is None else "a secret"}
         serves = rank == 0 and not address.served_by_launcher
         connection = _connect(address, wait_s, serves, serving_device)
         return cls(rank, names, shared, detector, secret, address, *connection)
@@ -278,14 +278,14 @@ def _require_same_settings(store: Store, name: str, settings: Mapping[str, str])
     """All ranks must have the same settings as the first one."""
     text = store.compare_set("settings", "", json.dumps({**settings, "device": name}))
     first_settings = json.loads(text.decode())
-    for what, remedy in (
-        ("plan", "give every node the same plan file"),
-        ("secret", "give every node the same --secret-file"),
+    for what, label, remedy in (
+        ("plan", "plan ", "give every node the same plan file"),
+        ("secret", "", "give every node the same --secret-file"),
     ):
         if what in settings and first_settings[what] != settings[what]:
             raise RankAssignmentError(
-                f"device {name!r} has {what} {settings[what]} but device "
-                f"{first_settings['device']!r} has {first_settings[what]}; {remedy}"
+                f"device {name!r} has {label}{settings[what]} but device "
+                f"{first_settings['device']!r} has {label}{first_settings[what]}; {remedy}"
             )
     ours, theirs = (
         json.loads(settings["settings"] or "{}"),
