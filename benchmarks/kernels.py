@@ -7,11 +7,11 @@
 CPU seconds of whole processes: the README's first command with an empty cache of compiled code
 (cold) and again (warm), and `planner check` of its plan. Rates are measured within one process
 after a first call: simulator operations for a plan with flows and one of straight pipelines, moves
-of the layout search with 8 and 57 device classes, and moves of the path search. `--devices`
-measures CPU time and memory of the first command with so many devices; `--seeds` measures the
-median step time that five named instances reach. Results are medians of repeats that alternate
-between the checkouts, at the default effort of each. The other checkout must have the modules that
-the measurements import: 0.2.0 or later.
+of the layout search with 8, 57, 128 and 256 device classes, and moves of the path search.
+`--devices` measures CPU time and memory of the first command with so many devices; `--seeds`
+measures the median step time that five named instances reach. Results are medians of repeats that
+alternate between the checkouts, at the default effort of each. The other checkout must have the
+modules that the measurements import: 0.2.0 or later.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ STRAIGHT = [*FIRST, "--devices-per-region", "8", "--stages", "8", "--effort", "1
 ENTRY = "import sys; from planner.cli.main import main; sys.exit(main(sys.argv[1:]))"
 RATES = """
 import json, sys, time
+import numpy as np
 import planner as pl
 import planner.simulator.compiled_event_loop as kernel
 import planner.mapf.search as search
@@ -72,10 +73,17 @@ for name, path in (("flow", sys.argv[1]), ("straight", sys.argv[2])):
     plan = pl.load_plan(path)
     key = f"clock, {name}: operations/s"
     found[key] = rate(operations, lambda: [pl.simulate(plan) for _ in range(5)])
-for name in ("aws", "skyplane"):
-    instance = INSTANCES[name]
-    classes = DeviceClasses.of(instance.cluster(), None)
-    layouts, moves = LayoutSearch(classes, instance.model()), 20_000
+def unlike(count):
+    rng = np.random.default_rng(count)
+    latency_s = rng.uniform(0.005, 0.25, (count, count))
+    bandwidth = rng.uniform(3e7, 3e8, (count, count))
+    devices = pl.Devices(rng.uniform(2e13, 1e14, count), rng.uniform(16e9, 80e9, count))
+    return pl.Cluster(pl.Network(latency_s, bandwidth), devices)
+
+model, named = INSTANCES["aws"].model(), (INSTANCES[name] for name in ("aws", "skyplane"))
+for cluster in (*(instance.cluster() for instance in named), unlike(128), unlike(256)):
+    classes = DeviceClasses.of(cluster, None)
+    layouts, moves = LayoutSearch(classes, model), 20_000
     state = layouts._initial_state((8, Head.LAST), InitialLayout.SPREAD)
     def run():
         began = time.process_time()

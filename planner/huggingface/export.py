@@ -36,6 +36,7 @@ TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model"),
 )
+"""Files of a tokenizer next to weights."""
 
 T = TypeVar("T")
 
