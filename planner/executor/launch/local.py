@@ -127,7 +127,7 @@ def run_local(
             run.ranks.append(_Rank(name, local, run.start_process(local)))
         return run.follow()
     except BaseException as error:
-        # the others are told which signal it was
+        # the other nodes print which signal it was
         run.interrupt(signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT)
         raise
     finally:
