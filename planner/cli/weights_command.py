@@ -32,12 +32,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the weights and print how many steps the model was trained for."""
     # imported here: only this needs torch
-    from planner.huggingface.export import TOKENIZER, Export, export_checkpoint
+    from planner.executor.data.tokenizer import TOKENIZER, tokenizer_file
+    from planner.huggingface.export import Export, export_checkpoint
 
-    found = args.tokenizer
-    if found is not None and not (found.is_file() or (found / TOKENIZER).is_file()):
+    if args.tokenizer is not None and not tokenizer_file(args.tokenizer).is_file():
         raise ValueError(
-            f"--tokenizer {found}: is no {TOKENIZER} or folder with one; check the path"
+            f"--tokenizer {args.tokenizer}: is no {TOKENIZER} or folder with one; check the path"
         )
     plan = load_plan(args.plan)
     steps = export_checkpoint(

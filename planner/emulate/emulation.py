@@ -131,11 +131,10 @@ def resolve_settings(
     rate = need.rate_bytes_per_s * settings.speed
     least = need.least_shrink(settings.speed, available_bytes())
     shrink = least if settings.shrink is None else settings.shrink
+    divided = f": rates and bytes are divided by {shrink:g}" if shrink != 1 else ""
     report_line(
         f"the plan sends up to {rate / 1e6:.4g} MB/s in total, this machine can carry about "
-        f"{CARRIED_BYTES_PER_S / 1e6:.0f} MB/s"
-        + f": rates and bytes are divided by {shrink:g}"
-        * (shrink != 1)
+        f"{CARRIED_BYTES_PER_S / 1e6:.0f} MB/s{divided}"
     )
     if shrink < least:
         slower = settings.speed * shrink / least

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.executor.checkpoint.checkpoint import newest_with, read_parameters
 from planner.executor.checkpoint.safetensors_io import write_tensors
+from planner.executor.data.tokenizer import TOKENIZER, tokenizer_file
 from planner.executor.rendezvous.rank_group import RankGroup
 from planner.executor.runtime.model import PROJECTION
 from planner.executor.runtime.model_stage import ModelStage
@@ -31,7 +32,6 @@ from planner.workload.layers import Architecture
 METADATA = {"format": "pt"}
 """Without it ``transformers`` refuses a file."""
 GENERATION = "generation_config.json"
-TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model"),
@@ -65,12 +65,11 @@ class Export:
         self._copied: dict[str, Path] = {}
         if like is not None:
             self._copied[GENERATION] = like / GENERATION
-        source, is_file = tokenizer or like, tokenizer is not None and tokenizer.is_file()
-        if source is not None and not (is_file and source.name != TOKENIZER):
-            source_folder = source.parent if is_file else source
-            self._copied |= {name: source_folder / name for name in TOKENIZER_FILES}
-        elif source is not None:
-            self._copied[TOKENIZER] = source
+        if (source := tokenizer or like) is not None:
+            file = tokenizer_file(source)
+            self._copied[TOKENIZER] = file
+            if file.name == TOKENIZER:  # its settings are next to it
+                self._copied |= {name: file.with_name(name) for name in TOKENIZER_FILES}
         self._arch: Architecture = require_executable(plan)
         written = ("*.safetensors*", CONFIG, GENERATION, *TOKENIZER_FILES)
         for existing in (path for name in written for path in sorted(folder.glob(name))):

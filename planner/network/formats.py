@@ -230,13 +230,19 @@ def end_columns(names: Sequence[str]) -> tuple[str | None, str | None]:
     return column(ENDS[0]), column(ENDS[1])
 
 
+def with_units(name: str, expected: Iterable[str]) -> list[str]:
+    """The wanted columns that have this name and a unit, if there are several."""
+    prefix = "_".join(name.lower().split()) + "_"
+    found = [wanted for wanted in expected if wanted.startswith(prefix)]
+    return found if len(found) > 1 else []
+
+
 def misnamed(names: Sequence[str], expected: Iterable[str]) -> str:
     """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
         normalized = "_".join(name.lower().split())
-        with_unit = [w for w in expected if w.startswith(f"{normalized}_")]
-        if len(with_unit) > 1:
-            return f" (name {name!r} with its unit: {' or '.join(with_unit)})"
+        if columns := with_units(name, expected):
+            return f" (name {name!r} with its unit: {' or '.join(columns)})"
         meant = next((w for w in expected if normalized in OTHER_NAMES.get(w, ())), None)
         if name not in (*ENDS, *UNITS) and (
             meant or (meant := closest_match(normalized, expected, ALIKE))

@@ -357,7 +357,7 @@ def test_the_tokenizer_of_the_training_is_exported(
         out = tmp_path / str(number)
         Export(out, plan, like, tokenizer).finish({})
         assert (out / "tokenizer.json").read_text() == expected
-        # never the settings of one tokenizer beside another
+        # never the settings of another tokenizer
         assert (out / "tokenizer_config.json").exists() == ("weights'" in expected)
         assert (out / "generation_config.json").exists() == (like is not None)
     save_plan(plan, tmp_path / "plan.json")

@@ -435,11 +435,17 @@ def _require_same_model(
     return differences({"optimizer_shards": 1, **index["training"]}, ours["training"])
 
 
+def _described(plan: TrainingPlan) -> dict[str, Any]:
+    """Description of a plan as a file has it."""
+    described: dict[str, Any] = json.loads(json.dumps(description(plan)))
+    return described
+
+
 def _require_model(
     files: CheckpointFiles, index: dict[str, Any], plan: TrainingPlan
 ) -> dict[str, Any]:
     """Refuse a checkpoint of another model; returns the description of this plan."""
-    ours: dict[str, Any] = json.loads(json.dumps(description(plan)))  # as a file has it
+    ours = _described(plan)
     for name, was, now in differences(index["model"], ours["model"]):
         raise CheckpointError(
             f"{files.index}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this "
@@ -462,9 +468,9 @@ def _read_resharded(
             continue
         # the checkpoint has no outer optimizer: start one
         if key.startswith(MOMENTUM):
-            tensors[key] = torch.zeros_like(tensors["parameter/" + key.removeprefix(MOMENTUM)])
+            tensors[key] = torch.zeros_like(tensors[f"{MASTER}/{key.removeprefix(MOMENTUM)}"])
         else:
-            tensors[key] = tensors["parameter/" + key.removeprefix(PARAMETER)]
+            tensors[key] = tensors[f"{MASTER}/{key.removeprefix(PARAMETER)}"]
     return tensors
 
 
@@ -528,7 +534,7 @@ def _can_load(
         return files.shard(rank).is_file()
     if index["plan"] == plan.content_hash:
         return files.shard(rank).is_file()
-    if index["model"] != json.loads(json.dumps(description(plan)))["model"]:
+    if index["model"] != _described(plan)["model"]:
         return True
     needed = _source_shards(files, index, plan, rank, model_stage.parameter_names, all_holders=True)
     return all(files.shard(device).is_file() for device in needed)

@@ -22,12 +22,11 @@ def require_same_data(ranks: RankGroup, option: str, own: Microbatches | None) -
             raise DataError(f"{option}: {error}") from None
     texts = ranks.all_gather(f"data{option}", json.dumps(described), keep=True)
     by_rank = [json.loads(text) for text in texts]
-    first = next((rank for rank, theirs in enumerate(by_rank) if theirs), 0)
+    first = next((rank for rank, text in enumerate(by_rank) if text), 0)
     if described is not None and described != by_rank[first]:
-        description, _ = by_rank[first]
-        both = description == described[0]
+        theirs = by_rank[first][0]
         raise DataError(
             f"{option}: the text on device {ranks.name(first)!r} "
-            + ("has another content" if both else f"is another ({description})")
+            + ("has another content" if theirs == described[0] else f"is another ({theirs})")
             + f" than here ({described[0]}); give all nodes the same text and tokenizer"
         )

@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 
 from planner.utils.refusal import Refusal
 
+TOKENIZER = "tokenizer.json"
+
+
+def tokenizer_file(path: Path) -> Path:
+    """The file of a tokenizer that is given by its file or by its folder."""
+    return path / TOKENIZER if path.is_dir() else path
+
 
 class Tokenizer(Protocol):
     """Turns text into tokens.
@@ -59,7 +66,7 @@ class HuggingFaceTokenizer:
             raise Refusal(
                 "--tokenizer needs the package tokenizers; pip install tokenizers"
             ) from None
-        path = path / "tokenizer.json" if path.is_dir() else path
+        path = tokenizer_file(path)
         try:
             content = path.read_bytes()
             self._reader = Reader.from_str(content.decode())

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from planner.executor.data.data_config import BUFFER, DataConfig
-from planner.executor.runtime.optimizer import LRSchedule, OptimizerConfig, OptimizerKind
+from planner.executor.runtime.optimizer import (
+    SETTINGS_OF,
+    LRSchedule,
+    OptimizerConfig,
+    OptimizerKind,
+)
 from planner.swarm.rebalance_policy import RebalanceRule
 from planner.training_plan.choices import Wiring
 from planner.training_plan.migration import require_movable
@@ -252,10 +257,7 @@ class RunConfig:
         for name, modified in MODIFIER_OF.items():
             if self._is_set(name) and not self._is_set(modified):
                 raise Refusal(f"{flag(name)} is for {flag(modified)}; add that, or leave it out")
-        for option, value, names in (
-            ("schedule", LRSchedule.COSINE, ("schedule_steps", "min_lr_ratio")),
-            ("optimizer", OptimizerKind.ADAMW, ("weight_decay", "beta1", "beta2", "eps")),
-        ):
+        for option, (value, names) in SETTINGS_OF.items():
             for name in names if getattr(self, option) != value else ():
                 if self._is_set(name):
                     raise Refusal(

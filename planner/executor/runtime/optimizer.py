@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.utils.refusal import Refusal
@@ -28,6 +28,13 @@ class LRSchedule(enum.StrEnum):
 
     CONSTANT = "constant"
     COSINE = "cosine"
+
+
+SETTINGS_OF: dict[str, tuple[enum.StrEnum, tuple[str, ...]]] = {
+    "schedule": (LRSchedule.COSINE, ("schedule_steps", "min_lr_ratio")),
+    "optimizer": (OptimizerKind.ADAMW, ("weight_decay", "beta1", "beta2", "eps")),
+}
+"""Fields of `OptimizerConfig` that have an effect with one value of another field alone."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +91,9 @@ class OptimizerConfig:
                 "more steps than its warm-up takes"
             )
         # settings without effect do not count when a run is resumed
-        unused = [] if is_cosine else ["schedule_steps", "min_lr_ratio"]
-        if self.optimizer is OptimizerKind.SGD:
-            unused += ["weight_decay", "beta1", "beta2", "eps"]
-        for spec in fields(self):
-            if spec.name in unused:
-                set_field(self, spec.name, spec.default)
+        for option, (value, names) in SETTINGS_OF.items():
+            for name in names if getattr(self, option) != value else ():
+                set_field(self, name, getattr(type(self), name))
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""

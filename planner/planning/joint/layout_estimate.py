@@ -43,7 +43,8 @@ SORT_LIMIT = 4
 64 bits that have a bit for every pair, else read from these."""
 ZERO, ONE, INDEX_SHIFT = np.uint64(0), np.uint64(1), np.uint64(58)
 DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-"""Its 64 runs of six bits differ, so that its product with a power of two tells which one."""
+"""All its 64 runs of six bits differ: the first one of its product with a power of two identifies
+that power."""
 BIT_OF = np.zeros(64, dtype=np.int64)
 """The power of two by the first six bits of that product."""
 for _bit in range(64):
