@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             "Steps are those of the best plan of all seeds. The bound of stages takes all devices "
             "as one pool, that of types (given where it is higher) counts how many there are of "
-            "each type, and that of sites asks what each site can do behind its line "
+            "each type and what averaging rounds leave to later stages, and that of sites asks "
+            "what each site can do behind its line "
             "([bounds](../../docs/explanation/bounds.md)).",
             "",
             *rows,

@@ -42,6 +42,8 @@ from planner.training_plan.model import TrainingPlan
 
 MAX_COMPOSITIONS = 4_000_000
 """A witness with more compositions of a stage is rejected."""
+MAX_SPLITS = 64
+"""Splits of the layers before a boundary that are distinguished by their windows."""
 SITE_ROUNDS = 50
 """Repetitions after which the rounds of a site's layers leave no less time."""
 
@@ -174,34 +176,76 @@ class _Types:
     def exclude(self, limit: float) -> bool:
         """Whether every split costs more than all devices in a mean step of ``limit`` seconds."""
         return all(
-            _cheapest_split(stages, self.splits.num_layers, self._cost_at(limit, prices)) > BUDGET
+            self._exclude(stages, limit, prices)
             for stages, prices in zip(self.splits.stages_by_head, self.prices, strict=True)
         )
 
-    def _cost_at(self, limit: float, prices: Sequence[float]) -> Callable[[Stage], float]:
-        costs = self.counts @ np.array(prices)
+    def _exclude(
+        self, stages: Mapping[tuple[int, int], Stage], limit: float, prices: Sequence[float]
+    ) -> bool:
+        """As `exclude`, of plans with the head on one end of the pipeline."""
+        costs, layers = self.counts @ np.array(prices), self.splits.num_layers
+        # splits of the layers before a boundary that may be part of a cheapest one: the longest
+        # time from a stage's operations to its next ones, with its passes since, and the cost
+        front = [np.zeros((1, 2))] + [np.zeros((0, 2))] * layers
+        for b in range(1, layers + 1):
+            found = [front[b]]
+            for a in range(b):
+                if len(front[a]):
+                    found.append(self._after(stages[a, b], limit, front[a], costs))
+            front[b] = _cheapest(np.concatenate(found))
+        return len(front[layers]) == 0
 
-        def cost(stage: Stage) -> float:
-            able = self._able(stage, limit)
-            return float(costs[able].min(initial=math.inf))
+    def _after(self, stage: Stage, limit: float, front: Floats, costs: Floats) -> Floats:
+        """The splits that end with this stage, and cost no more than all devices."""
+        common = stage.common
+        before_s, cost = front[:, :1], front[:, 1:]
+        able = np.flatnonzero(costs + cost.min() <= BUDGET)
+        # most compositions are not able after any of the splits
+        able = able[self._able(stage, limit, before_s[:1], able)[0]]
+        split, k = np.nonzero(
+            self._able(stage, limit, before_s, able) & (costs[able] + cost <= BUDGET)
+        )
+        after_s = np.maximum(before_s[split, 0], self._round_s(stage)[able[k]])
+        passes_s = 3 * stage.forward_flops / common.fastest + 2 * stage.hop_out_s
+        return np.stack([after_s + passes_s, cost[split, 0] + costs[able[k]]], axis=1)
 
-        return cost
-
-    def _able(self, stage: Stage, limit: float) -> Any:
-        """``bool[K]``: compositions that can be this stage in a mean step of ``limit`` seconds."""
-        common, times, counts, devices = stage.common, _Times.of(stage), self.counts, self.devices
-        n, several = common.microbatches, devices > 1
+    def _round_s(self, stage: Stage) -> Floats:
+        """Least seconds of a round of each composition."""
+        common, counts, devices = stage.common, self.counts, self.devices
         averaging_rate = self.up if common.hierarchical else np.minimum(self.up, self.down)
-        averaged_bytes = np.broadcast_to(stage.averaged_bytes, common.m.shape)[devices - 1]
-        least_rate = np.where(counts > 0, averaging_rate, np.inf).min(axis=1)
         if common.regions:
             sending_s = 2 * stage.vector_bytes / (counts @ averaging_rate)
         else:
+            least_rate = np.where(counts > 0, averaging_rate, np.inf).min(axis=1)
             sending_s = np.maximum(
-                averaged_bytes / (counts @ averaging_rate), stage.vector_bytes / least_rate
+                self._averaged_bytes(stage) / (counts @ averaging_rate),
+                stage.vector_bytes / least_rate,
             )
-        round_s = np.where(several, sending_s + common.devices.rtt_s[devices - 1], 0.0)
-        window_s = limit - np.maximum(round_s, times.upstream_s)
+        round_s = sending_s + common.devices.rtt_s[devices - 1]
+        return np.asarray(np.where(devices > 1, round_s, 0.0))
+
+    def _averaged_bytes(self, stage: Stage) -> Floats:
+        by_number = np.broadcast_to(stage.averaged_bytes, stage.common.m.shape)
+        return np.asarray(by_number[self.devices - 1])
+
+    def _able(self, stage: Stage, limit: float, before_s: Floats, rows: Any) -> Any:
+        """``bool[S, K]``: compositions that can be this stage in a mean step of ``limit`` seconds.
+
+        Parameters
+        ----------
+        before_s
+            ``float[S, 1]``: seconds from operations of a stage before to its next ones, and its
+            passes of one microbatch since, with messages.
+        rows
+            ``int[K]``: of the compositions.
+        """
+        common, times, counts = stage.common, _Times.of(stage), self.counts[rows]
+        n, devices = common.microbatches, self.devices[rows]
+        averaged_bytes = self._averaged_bytes(stage)[rows]
+        window_s = limit - np.maximum(before_s, self._round_s(stage)[rows])
+        # messages are between those of the stage before
+        sending_s = limit - before_s + 2 * stage.hop_in_s
         fastest = np.where(counts > 0, self.speed, 0.0).max(axis=1)
         least_flops = 3 * stage.forward_flops + stage.head_flops
         message_bytes = stage.input_bytes + stage.output_bytes
@@ -215,29 +259,42 @@ class _Types:
             & (n * message_bytes + averaged_bytes <= limit * (counts @ self.up))
             & (n * message_bytes + averaged_bytes <= limit * (counts @ self.down))
         )
-        averages = several & (common.regions == 0)
-        taken = np.zeros(len(counts))
+        averages = (devices > 1) & (common.regions == 0)
+        taken = np.zeros(window_s.shape)
         for backward_flops, room in stage.room:
-            flops, total = stage.forward_flops + backward_flops + stage.head_flops, 0.0 * devices
+            flops, total = stage.forward_flops + backward_flops + stage.head_flops, 0.0 * taken
             rates = np.minimum(self.up, self.down)
             types = zip(counts.T, self.speed, rates, room[size], strict=True)
             for count, speed, rate, live in types:
                 in_flight_s = flops / speed + times.away_s
                 late_s = window_s - stage.forward_flops / speed - times.away_s
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    limits = [
-                        window_s * speed / flops if flops > 0 else np.inf,
-                        late_s * speed / backward_flops if backward_flops > 0 else np.inf,
-                        window_s * live / in_flight_s if in_flight_s > 0 else np.inf,
-                        (limit * rate - averages * stage.vector_bytes) / message_bytes
-                        if message_bytes > 0
-                        else np.inf,
-                    ]
-                most = np.clip(np.min(np.broadcast_arrays(*limits), axis=0), 0.0, n)
+                limits = [np.full(window_s.shape, float(n))]
+                if flops > 0:
+                    limits.append(window_s * speed / flops)
+                if backward_flops > 0:
+                    limits.append(late_s * speed / backward_flops)
+                if in_flight_s > 0:
+                    limits.append(window_s * live / in_flight_s)
+                if message_bytes > 0:
+                    limits.append((limit * rate - averages * stage.vector_bytes) / message_bytes)
+                    limits.append(sending_s * rate / message_bytes)
+                if stage.output_bytes > 0:
+                    limits.append(window_s * rate / stage.output_bytes)
                 # more than all microbatches are not needed
+                most = np.clip(np.min(np.broadcast_arrays(*limits), axis=0), 0.0, n)
                 total += np.where(count > 0, count * most, 0.0) if live > 0 else 0.0
             taken = np.maximum(taken, total)
         return able & (taken >= n * (1 - PRECISION))
+
+
+def _cheapest(splits: Floats) -> Floats:
+    """Rows of seconds and costs of which none has more of both, or fewer that are less."""
+    splits = splits[np.lexsort(splits.T[::-1])]
+    before = np.minimum.accumulate(np.append(np.inf, splits[:, 1]))[:-1]
+    splits = splits[splits[:, 1] < before]
+    # seconds rise and costs fall, so the first and last of several are no more than these
+    ends = np.linspace(0, len(splits), min(len(splits), MAX_SPLITS) + 1).astype(int)
+    return np.stack([splits[ends[:-1], 0], splits[ends[1:] - 1, 1]], axis=1)
 
 
 class _Site(NamedTuple):

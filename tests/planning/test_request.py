@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import planner as pl
+from planner.planning import shape
 from planner.training_plan.model import Routing
 from tests.conftest import random_network, tiny_workload
 
@@ -130,10 +131,11 @@ def test_invalid_requests(change: dict[str, Any], message: str) -> None:
         pl.plan(cluster_of(4), tiny_workload(), stop=pl.MaxIterations(1), **change)
 
 
-def test_numbers_that_change_nothing_are_allowed() -> None:
+def test_numbers_that_change_nothing_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One GPU a worker, however it is said; a batch of more microbatches than a step may have."""
     pl.PlanRequest(wiring="stochastic", tensor_parallel={"a": 1})
-    work = tiny_workload().replace(batch_samples=1 << 21)
+    monkeypatch.setattr(shape, "MAX_MICROBATCHES", 64)
+    work = tiny_workload().replace(batch_samples=128)
     plan = pl.plan(cluster_of(2), work, stages="auto", stop=pl.MaxIterations(1)).plan
     assert plan is not None and plan.workload.microbatch_samples > 1
 

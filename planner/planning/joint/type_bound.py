@@ -4,26 +4,37 @@ Devices of equal speed, memory and links are of one type. `stage_requirements` a
 devices of all for every stage of m devices; here a stage has a composition, the number of devices
 of each type, and all stages together have no more of a type than there are.
 
-A stage has W seconds for the operations of a step, D less what follows them (e in the steady state
-of `stage_requirements`, whose names are used here). In the mean, a device with f FLOP/s, up- and
-downloads of at least c bytes per second and room for h microbatches takes at most
+A step's operations of a stage lie within those of each stage before it, but for a microbatch's
+passes there, and its messages within the operations of the stage before it. Where r is the round of
+a stage (names are those of `stage_requirements`) and p are all passes of one microbatch, with their
+messages, from that stage to a later one, a stage thus has
+
+    W = D - e    seconds for its operations, with e the largest r + p of stages up to this one
+    V = D - e'   seconds for its messages, with e' the largest r + p of the stages before, without
+                 the message to this one
+
+In the mean, a device with f FLOP/s, up- and downloads of at least c bytes per second and room for h
+microbatches takes at most
 
 - W f / (F + B + H) microbatches, and (W - b) f / B, since all B begin b after the first operation;
-- (D c - v) / (a + z), as it sends and receives their messages, and its gradients if it averages;
-- W h / t, with t the time of a microbatch from its F to the end of its B.
+- W h / t, with t the time of a microbatch from its F to the end of its B;
+- V c / (a + z), and W c / z, as z is sent after F and arrives before B;
+- (D c - v) / (a + z), if it averages.
 
 The devices of a stage together must take all n. If the cheapest split of the layers into such
 stages costs more than all devices, whatever each type's price, no plan has steps of D seconds. The
-bound holds for any prices; good ones come from a linear program (column generation).
+split is a shortest path over layers and e, which is rounded down. The bound holds for any prices;
+good ones come from a linear program (column generation).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.planning.joint.bisection import least_feasible_s
 from planner.planning.joint.device_classes import Floats, Ints
 from planner.planning.joint.stage_requirements import StageRequirements
 
@@ -33,10 +44,17 @@ MAX_TYPES = 64
 """With more types there is no such bound."""
 MAX_PRICES = 40
 """Prices that are tried for each D."""
+MAX_LEVELS, MAX_TABLE = 500, 1_000_000
+"""Of e; and parts of the layers times squared levels."""
 ROUNDING = 1e-9
 """Relative, on the safe side."""
-HALVINGS = 11
-"""Of the interval of D in which the bound lies: to 0.05%."""
+PRECISION = 5e-4
+"""Relative, of D."""
+HOPELESS = 1e9
+"""If no D up to so many times the known bound suffices, none does."""
+VERY_MANY = 1e30
+"""Microbatches per second, or in all, where nothing limits them."""
+Bools = NDArray[np.bool_]
 
 
 class TypeBound(NamedTuple):
@@ -60,13 +78,27 @@ class TypeBound(NamedTuple):
 def type_bound(requirements: StageRequirements, known_s: float) -> TypeBound | None:
     """The bound; None if it is no higher than a known one."""
     table, count, type_of = _types(requirements)
-    if len(count) < 2 or not 0 < known_s < np.inf:
+    cases = np.prod(count + 1.0) * len(requirements.starts)
+    if len(count) > MAX_TYPES or cases > MAX_CASES or not 0 < known_s < np.inf:
         return None
     stages = _Compositions(requirements, table, count)
     if stages.suffice(known_s):
         return None
-    seconds = least_feasible_s(stages.suffice, known_s, HALVINGS)
+    seconds = _longest_excluded_s(stages.suffice, known_s)
     return TypeBound(seconds, stages.proof.tolist(), type_of.tolist())
+
+
+def _longest_excluded_s(suffice: Callable[[float], bool], excluded_s: float) -> float:
+    """The longest step that does not suffice, given one that is little shorter as a rule."""
+    low, growth = excluded_s, 16 * PRECISION
+    while not suffice(high := low * (1 + growth)):
+        if high > HOPELESS * excluded_s:
+            return np.inf
+        low, growth = high, 2 * growth
+    while high > low * (1 + PRECISION):
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffice(middle) else (middle, high)
+    return low
 
 
 def _types(requirements: StageRequirements) -> tuple[Floats, Ints, Ints]:
@@ -79,7 +111,7 @@ def _types(requirements: StageRequirements) -> tuple[Floats, Ints, Ints]:
     table, count = np.unique(np.stack(columns), axis=1, return_counts=True)
     type_of, most = np.arange(len(count)), MAX_CASES / len(requirements.starts)
     if len(count) > MAX_TYPES:
-        return table[:, :1], count[:1], type_of
+        return table, count, type_of
     while np.prod(count + 1.0) > most and len(count) > 1:
         # devices of the merged type are at least as good: of two types that differ least
         better = np.maximum(table[:, :, None], table[:, None, :])
@@ -93,6 +125,47 @@ def _types(requirements: StageRequirements) -> tuple[Floats, Ints, Ints]:
         type_of[type_of == b] = a
         type_of[type_of > b] -= 1
     return table, count, type_of
+
+
+class _Stages(NamedTuple):
+    """Compositions that can be stages in steps of D seconds, by part in order.
+
+    Attributes
+    ----------
+    parts, rows
+        Layers and composition.
+    most
+        The highest level of e before the stage with which it can.
+    own
+        The level of its round.
+    levels
+        Number of levels.
+    boundary_levels
+        By boundary, how much its messages add to the level.
+    """
+
+    parts: Ints
+    rows: Ints
+    most: Ints
+    own: Ints
+    levels: int
+    boundary_levels: Ints
+
+
+class _Rates(NamedTuple):
+    """What limits the microbatches of a device, by part, for a type and a choice of recomputation.
+
+    Attributes
+    ----------
+    per_s
+        Microbatches per second of W.
+    backward_per_s, first_backward_s
+        Microbatches per second of W after b, and b.
+    """
+
+    per_s: Floats
+    backward_per_s: Floats
+    first_backward_s: Floats
 
 
 class _Compositions:
@@ -116,35 +189,42 @@ class _Compositions:
         every = np.unravel_index(np.arange(1, np.prod(shape)), shape)
         self.counts = np.stack(every, axis=1).astype(np.float64)
         counts, devices = self.counts, self.counts.sum(axis=1)
-        self.flops_per_s, memory, up, down = table
+        flops_per_s, memory, up, down = table
         self.line = np.minimum(up, down)
         size = needs.size_of(memory)
-        self.room = [room[:, size] for room in needs.max_live]
+        self.rates = [
+            [
+                self._rates(choice, speed, needs.max_live[choice][:, k])
+                for speed, k in zip(flops_per_s, size, strict=True)
+            ]
+            for choice in needs.recompute_choices
+        ]
+        self.passes_s = (needs.upstream_s - 2 * needs.hop_in_s)[:, 0]
         self.averages = (devices > 1) & (needs.pool.regions == 0)
         averaging_line = up if needs.has_exchange else self.line
         slowest_line = np.where(counts > 0, averaging_line, np.inf).min(axis=1)
         averaged = needs.vectors_sent(devices) * needs.vector_bytes
         round_s = needs.least_round_s(averaged, counts @ averaging_line, slowest_line)
-        round_s = np.where(devices > 1, round_s + needs.rtt_s[devices.astype(int) - 1], 0.0)
-        self.tail_s = np.maximum(round_s, needs.upstream_s)
-        fastest = np.where(counts > 0, self.flops_per_s, 0.0).max(axis=1)
+        self.round_s = np.where(devices > 1, round_s + needs.rtt_s[devices.astype(int) - 1], 0.0)
         fewest_flops = needs.forward_flops + needs.backward_flops[0] + needs.head_flops
-        window_s = np.maximum(
+        fastest = np.where(counts > 0, flops_per_s, 0.0).max(axis=1)
+        self.window_s = np.maximum(
             np.ceil(needs.microbatches / devices) * fewest_flops / fastest,
             needs.microbatches * needs.output_bytes / (counts @ down),
         )
         sent = needs.microbatches * (needs.input_bytes + needs.output_bytes) + averaged
         all_s = sent / np.minimum(counts @ up, counts @ down)
-        self.least_s = np.maximum(window_s + self.tail_s, all_s)
+        tail_s = np.maximum(self.round_s, needs.upstream_s)
+        self.least_s = np.maximum(self.window_s + tail_s, all_s)
         lacks_memory = (~needs.holding[:, size]).astype(float) @ counts.T > 0
         self.least_s[lacks_memory | (devices < needs.min_devices)] = np.inf
 
     def suffice(self, seconds: float) -> bool:
         """Whether no prices show that a mean step takes longer."""
-        parts, rows = self._possible(seconds * (1 + ROUNDING))
+        stages = self._possible(seconds * (1 + ROUNDING))
         used: list[Floats] = []
         while len(used) < MAX_PRICES:
-            cost, devices = self._cheapest_split(parts, rows)
+            cost, devices = self._cheapest_split(stages)
             if cost > 1 + ROUNDING:
                 if seconds > self.excluded_s:
                     self.proof, self.excluded_s = self.prices, seconds
@@ -154,67 +234,112 @@ class _Compositions:
                 return True
         return True
 
-    def _possible(self, seconds: float) -> tuple[Ints, Ints]:
-        """Parts in order, and compositions that can run them within steps of this length."""
+    def _possible(self, seconds: float) -> _Stages:
+        """The compositions that can be stages within steps of this length."""
         parts, rows = np.nonzero(self.least_s <= seconds)
-        window_s = seconds - self.tail_s[parts, rows]
-        taken = np.zeros(len(rows))
-        for choice in self.needs.recompute_choices:
-            np.maximum(taken, self._taken(choice, seconds, window_s, parts, rows), out=taken)
-        possible = taken >= self.needs.microbatches * (1 - ROUNDING)
-        return parts[possible], rows[possible]
+        possible = self._take_all(seconds, self.needs.upstream_s[parts, 0], parts, rows)
+        parts, rows = parts[possible], rows[possible]
+        # e less the passes before, in levels from 0
+        own_s = np.maximum(self.round_s[parts, rows] - self.passes_s[parts], 0.0)
+        table = MAX_TABLE / max(len(np.unique(parts)), 1)
+        levels = int(min(MAX_LEVELS, table**0.5))
+        boundary_s = np.zeros(self.needs.layers + 1)
+        boundary_s[self.needs.stops] = 2 * self.needs.hop_out_s[:, 0]
+        inner = boundary_s[1:-1]
+        longest_s = own_s.max(initial=0.0) + inner.sum()
+        level_s = max(min(longest_s, seconds) / levels, ROUNDING)
+        least_s = inner.min(initial=np.inf)
+        if level_s <= least_s < np.inf:
+            # whole levels for a boundary lose nothing
+            level_s = least_s / np.floor(least_s / level_s)
+        own = np.minimum(own_s / level_s, levels - 1).astype(int)
+        boundary_levels = (boundary_s / level_s * (1 + ROUNDING)).astype(int)
+        most, beyond = np.zeros(len(parts), dtype=int), np.full(len(parts), levels)
+        # bisection; in the first stage e is 0 before
+        while len(open_ := np.flatnonzero((beyond - most > 1) & (self.needs.starts[parts] > 0))):
+            middle = (most + beyond)[open_] // 2
+            some, these = parts[open_], rows[open_]
+            before_s = self.passes_s[some] + middle * level_s
+            before_s = np.maximum(before_s, self.needs.upstream_s[some, 0])
+            can = self._take_all(seconds, before_s, some, these)
+            most[open_[can]], beyond[open_[~can]] = middle[can], middle[~can]
+        return _Stages(parts, rows, most, own, levels, boundary_levels)
 
-    def _taken(
-        self, choice: int, seconds: float, window_s: Floats, parts: Ints, rows: Ints
-    ) -> Floats:
-        """Most microbatches of some parts on some compositions, which recompute as in a choice."""
+    def _take_all(self, seconds: float, before_s: Floats, parts: Ints, rows: Ints) -> Bools:
+        """Whether compositions can be stages, with the larger e of ``before_s`` and their round."""
         needs = self.needs
-        forward, backward = needs.forward_flops[parts, 0], needs.backward_flops[choice][parts, 0]
-        flops, away_s = forward + backward + needs.head_flops[parts, 0], needs.away_s[parts, 0]
-        messages = (needs.input_bytes + needs.output_bytes)[parts, 0]
+        window_s = seconds - np.maximum(before_s, self.round_s[parts, rows])
+        sending_s = seconds - before_s + 2 * needs.hop_in_s[parts, 0]
+        output = needs.output_bytes[parts, 0]
+        messages = output + needs.input_bytes[parts, 0]
         averaged = np.where(self.averages[rows], needs.vector_bytes[parts, 0], 0.0)
-        taken = np.zeros(len(rows))
-        types = zip(self.flops_per_s, self.line, self.room[choice].T, self.counts.T, strict=True)
-        for speed, line, room, count in types:
-            held_s, has_room = flops / speed + away_s, room[parts] > 0
-            with np.errstate(divide="ignore", invalid="ignore"):
-                limits = (
-                    np.where(flops > 0, window_s * speed / flops, np.inf),
-                    np.where(
-                        backward > 0,
-                        (window_s - forward / speed - away_s) * speed / backward,
-                        np.inf,
-                    ),
-                    np.where(held_s > 0, window_s * room[parts] / held_s, np.inf),
-                    np.where(messages > 0, (seconds * line - averaged) / messages, np.inf),
+        sent = [
+            np.minimum(
+                _divide(np.minimum(seconds * line - averaged, sending_s * line), messages),
+                _divide(window_s * line, output),
+            )
+            for line in self.line
+        ]
+        can = np.zeros(len(rows), dtype=bool)
+        for types in self.rates:
+            taken = np.zeros(len(rows))
+            for count, most, rates in zip(self.counts.T, sent, types, strict=True):
+                late_s = window_s - rates.first_backward_s[parts]
+                each = np.minimum(
+                    window_s * rates.per_s[parts], late_s * rates.backward_per_s[parts]
                 )
-            each = np.where(has_room, np.maximum(np.min(limits, axis=0), 0.0), 0.0)
-            is_used = count[rows] > 0
-            taken[is_used] += (count[rows] * each)[is_used]
-        return taken
+                taken += count[rows] * np.clip(np.minimum(each, most), 0.0, needs.microbatches)
+            can |= taken >= needs.microbatches * (1 - ROUNDING)
+        return np.asarray(can & (self.window_s[parts, rows] <= window_s))
 
-    def _cheapest_split(self, parts: Ints, rows: Ints) -> tuple[float, Floats]:
+    def _rates(self, choice: int, speed: float, room: Floats) -> _Rates:
+        """Of devices with room for so many microbatches of each part."""
+        needs = self.needs
+        forward, backward = needs.forward_flops[:, 0], needs.backward_flops[choice][:, 0]
+        flops, away_s = forward + backward + needs.head_flops[:, 0], needs.away_s[:, 0]
+        per_s = np.minimum(_divide(speed, flops), _divide(room, flops / speed + away_s))
+        first_backward_s = np.where(backward > 0, forward / speed + away_s, 0.0)
+        return _Rates(np.where(room > 0, per_s, 0.0), _divide(speed, backward), first_backward_s)
+
+    def _cheapest_split(self, stages: _Stages) -> tuple[float, Floats]:
         """Price of the cheapest split into stages, and its devices of each type."""
-        needs, prices = self.needs, (self.counts @ self.prices)[rows]
-        first = np.flatnonzero(np.diff(parts, prepend=-1))
-        found, ends = parts[first], np.append(first[1:], len(parts))
-        by_part = np.full((needs.layers, needs.layers + 1), np.inf)
-        if len(found):
-            by_part[needs.starts[found], needs.stops[found]] = np.minimum.reduceat(prices, first)
-        place = np.zeros(by_part.shape, dtype=np.int64)
-        place[needs.starts[found], needs.stops[found]] = np.arange(len(found))
-        least, start = np.full(needs.layers + 1, np.inf), np.zeros(needs.layers + 1, dtype=int)
-        least[0] = 0.0
+        needs, prices, levels = self.needs, self.counts @ self.prices, np.arange(stages.levels)
+        prices = prices[stages.rows]
+        found, place = np.unique(stages.parts, return_inverse=True)
+        # by part and the levels before and after: its own, if that is higher
+        table = np.full((len(found), stages.levels, stages.levels), np.inf)
+        np.minimum.at(table, (place, stages.most, stages.own), prices)
+        table = np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
+        is_lower = np.tri(stages.levels, dtype=bool)
+        unchanged = np.where(is_lower, table, np.inf).min(axis=2)
+        table[:, is_lower] = np.inf
+        table[:, levels, levels] = unchanged
+        least = np.full((needs.layers + 1, stages.levels), np.inf)
+        least[0, 0] = 0.0
+
+        def ways(stop: int) -> tuple[Ints, Floats, Ints]:
+            """Parts that stop here, totals by part and both levels, and the next stage's level."""
+            parts = np.flatnonzero(needs.stops[found] == stop)
+            totals = least[needs.starts[found[parts]], :, None] + table[parts]
+            next_level = np.minimum(levels + stages.boundary_levels[stop], stages.levels - 1)
+            return parts, totals, next_level
+
         for stop in range(1, needs.layers + 1):
-            totals = least[:stop] + by_part[:stop, stop]
-            start[stop] = totals.argmin()
-            least[stop] = totals[start[stop]]
-        devices, stop = np.zeros(len(self.available)), needs.layers
-        while stop > 0 and least[-1] < np.inf:
-            k = place[start[stop], stop]
-            devices += self.counts[rows[first[k] + prices[first[k] : ends[k]].argmin()]]
-            stop = start[stop]
-        return float(least[-1]), devices
+            parts, totals, next_level = ways(stop)
+            if len(parts):
+                np.minimum.at(least[stop], next_level, totals.min(axis=(0, 1)))
+        devices, stop, level = np.zeros(len(self.available)), needs.layers, int(least[-1].argmin())
+        cost = float(least[-1, level])
+        while stop > 0 and cost < np.inf:
+            parts, totals, next_level = ways(stop)
+            totals[:, :, next_level != level] = np.inf
+            k, before, after = np.unravel_index(int(totals.argmin()), totals.shape)
+            is_this = (place == parts[k]) & (stages.most >= before)
+            is_this &= np.maximum(stages.own, before) == after
+            same = np.flatnonzero(is_this)
+            devices += self.counts[stages.rows[same[prices[same].argmin()]]]
+            stop, level = int(needs.starts[found[parts[k]]]), int(before)
+        return cost, devices
 
     def _set_prices(self, used: list[Floats]) -> bool:
         """Prices at which each of these splits costs most; whether one costs more than 1."""
@@ -235,3 +360,9 @@ class _Compositions:
         self.prices = np.maximum(result.x[:-1], 0.0)
         self.prices /= self.prices @ self.available
         return True
+
+
+def _divide(numerator: Floats | float, denominator: Floats) -> Floats:
+    """Their ratio, or a very large number without a denominator."""
+    ratio = np.full(denominator.shape, VERY_MANY)
+    return np.asarray(np.divide(numerator, denominator, out=ratio, where=denominator > 0))
