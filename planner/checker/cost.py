@@ -140,6 +140,9 @@ def _sent_bytes(plan: TrainingPlan) -> dict[tuple[str, str], float]:
 
 def _price(prices: Prices, source: str, target: str) -> float:
     """Dollars per gigabyte: the first rule that matches, else by region and provider."""
+    if source == target:
+        # a wildcard is another region
+        return next((price for a, b, price in prices.rules if a == b == source), 0.0)
     matching = [
         price
         for a, b, price in prices.rules
@@ -147,8 +150,6 @@ def _price(prices: Prices, source: str, target: str) -> float:
     ]
     if matching:
         return matching[0]
-    if source == target:
-        return 0.0
     provider, other_provider = (
         name.split(":")[0] if ":" in name else "" for name in (source, target)
     )

@@ -244,8 +244,8 @@ class _Types:
         n, devices = common.microbatches, self.devices[rows]
         averaged_bytes = self._averaged_bytes(stage)[rows]
         window_s = limit - np.maximum(before_s, self._round_s(stage)[rows])
-        # messages are between those of the stage before
-        sending_s = limit - before_s + 2 * stage.hop_in_s
+        # between operations of the stage before, with the bytes of one message on either side
+        messages_s = limit - before_s + stage.hop_in_s - stage.input_latency_s
         fastest = np.where(counts > 0, self.speed, 0.0).max(axis=1)
         least_flops = 3 * stage.forward_flops + stage.head_flops
         message_bytes = stage.input_bytes + stage.output_bytes
@@ -263,9 +263,9 @@ class _Types:
         taken = np.zeros(window_s.shape)
         for backward_flops, room in stage.room:
             flops, total = stage.forward_flops + backward_flops + stage.head_flops, 0.0 * taken
-            rates = np.minimum(self.up, self.down)
-            types = zip(counts.T, self.speed, rates, room[size], strict=True)
-            for count, speed, rate, live in types:
+            types = zip(counts.T, self.speed, self.up, self.down, room[size], strict=True)
+            for count, speed, up, down, live in types:
+                rate = min(up, down)
                 in_flight_s = flops / speed + times.away_s
                 late_s = window_s - stage.forward_flops / speed - times.away_s
                 limits = [np.full(window_s.shape, float(n))]
@@ -277,7 +277,11 @@ class _Types:
                     limits.append(window_s * live / in_flight_s)
                 if message_bytes > 0:
                     limits.append((limit * rate - averages * stage.vector_bytes) / message_bytes)
-                    limits.append(sending_s * rate / message_bytes)
+                    # sent after the first forward pass, received before the last backward pass
+                    sending_s = messages_s - stage.forward_flops / speed
+                    receiving_s = messages_s - 2 * stage.forward_flops / speed
+                    limits.append(sending_s * up / message_bytes)
+                    limits.append(receiving_s * down / message_bytes)
                 if stage.output_bytes > 0:
                     limits.append(window_s * rate / stage.output_bytes)
                 # more than all microbatches are not needed

@@ -16,7 +16,12 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.catalogue import intra_link, load_network, measured_inside
 from planner.network.cluster import Cluster, Devices
-from planner.network.devices_file import describes_all, load_devices, replicated
+from planner.network.devices_file import (
+    describes_all,
+    load_devices,
+    replicated,
+    states_all,
+)
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
@@ -79,6 +84,12 @@ class Grouped:
 
 def add_cluster(sub: Arguments, required: bool = True) -> None:
     """Add ``--network`` and the options that describe its devices."""
+    add_network(sub, required)
+    add_gpu(sub)
+
+
+def add_network(sub: Arguments, required: bool = True) -> None:
+    """Add ``--network`` and the options for its devices and the links between them."""
     sub.add_argument(
         "--network",
         required=required,
@@ -112,6 +123,10 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
     sub.add_argument(
         "--complete", action="store_true", help="leave out devices with unmeasured pairs"
     )
+
+
+def add_gpu(sub: Arguments) -> None:
+    """Add the options for what devices compute, hold and cost."""
     sub.add_argument(
         "--gpu",
         type=gpu,
@@ -129,13 +144,13 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
         "--memory-gb",
         type=float,
         metavar="GB",
-        help="memory of a device in 10^9 bytes; default: the GPU's",
+        help="memory of devices without one in --devices, in 10^9 bytes; default: the GPU's",
     )
     sub.add_argument(
         "--usd-per-hour",
         type=float,
         metavar="USD",
-        help="price of a device per hour; default: the GPU's on AWS",
+        help="price per hour of devices without one in --devices; default: the GPU's on AWS",
     )
 
 
@@ -151,13 +166,15 @@ def add_prices(sub: Arguments) -> None:
         "--prices",
         type=Path,
         metavar="CSV",
-        help="CSV of traffic prices with columns from,to,usd_per_gb; * matches any region",
+        help="CSV of traffic prices with columns from,to,usd_per_gb; * matches any other region",
     )
 
 
 def prices_of(args: argparse.Namespace) -> Prices:
     """Build the traffic prices from the options of `add_prices`."""
-    overrides = {} if args.usd_per_gb is None else {"between_regions": args.usd_per_gb}
+    overrides: dict[str, Any] = {}
+    if args.usd_per_gb is not None:
+        overrides["between_regions"] = real("--usd-per-gb", args.usd_per_gb, 0)
     if args.prices is None:
         return Prices(**overrides)
     return Prices.load(args.prices, regions=load_network(args.network).regions, **overrides)
@@ -360,6 +377,13 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             raise ValueError(
                 f"--gpu {args.gpu} is not used: {args.devices} describes every device; leave it out"
             )
+        for column in ("memory_gb", "usd_per_hour"):
+            value = getattr(args, column)
+            if value is not None and states_all(args.devices, column):
+                raise ValueError(
+                    f"--{column.replace('_', '-')} {value:g} is not used: {args.devices} states "
+                    f"{column} of every device; leave it out"
+                )
         cluster = load_devices(
             args.devices,
             network,
@@ -367,6 +391,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             utilization=args.utilization,
             inside=inside,
             dtype=dtype,
+            memory_bytes=None if args.memory_gb is None else args.memory_gb * 1e9,
             usd_per_hour=args.usd_per_hour,
             without=dropped,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
+from planner.cli.arguments import add_network, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
 from planner.problems.assignment_method import Method
 from planner.utils.text import counted
@@ -18,7 +18,9 @@ EXAMPLE = (
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the network, the shape, message sizes and search limits."""
-    add_cluster(sub)
+    add_network(sub)
+    # the cost of an assignment depends on links alone
+    sub.set_defaults(gpu=None, utilization=0.4, memory_gb=None, usd_per_hour=None)
     sub.add_argument("--stages", type=int, help="number of stages of equal size")
     sub.add_argument("--pipelines", type=int, help="number of pipelines; default: devices / stages")
     sub.add_argument(

@@ -15,6 +15,7 @@ from planner.network.error import NetworkError
 from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import FORMAT, TrainingPlan
 from planner.utils.output_files import Output, add_force, require_outputs
+from planner.utils.validate import real
 from planner.workload.workload import Workload
 
 ABOUT = "choose which peers compute gradients and which share each one sums (DeDLOC)"
@@ -154,9 +155,10 @@ def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
         if args.out is not None:
             raise ValueError(f"--out {args.out}: a plan needs a workload; give --workload")
         for flag in ("batch_samples", "gradient_bytes"):
+            name = flag.replace("_", "-")
             if getattr(args, flag) is None:
-                name = flag.replace("_", "-")
                 raise ValueError(f"--{name} is missing; give it, or --workload")
+            real(f"--{name}", getattr(args, flag), 0, above=True)
         return None, args.batch_samples, args.gradient_bytes
     if args.gradient_bytes is not None:
         raise ValueError(

@@ -213,6 +213,7 @@ def _row(point: FrontPoint, file: str) -> dict[str, Any]:
         "within": str(request.within or NO_INNER_AVERAGING),
         "hour_usd": request.hour_usd if request.objective == "cost" else None,
         "objective": str(request.objective),
+        "value": point.result.objective,
         "bound": point.result.bound,
     }
 
@@ -226,7 +227,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("plan", "plan", str),
+    ("plan", "plan", lambda name: name or "not on the front"),
     ("step_s", "step, s", lambda x: f"{x:.3f}"),
     ("step_usd", "step, $", lambda x: f"{x:.4f}"),
     ("messages_usd", "messages, $", lambda x: f"{x:.4f}"),

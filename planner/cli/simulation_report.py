@@ -87,7 +87,7 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     of_tokens = "" if tokens is None else f"; {tokens:.0f} $ per billion tokens"
     return [
         f"{'cost of a step':<24}{cost.step_usd:10.4f} $ = {cost.devices_usd:.4f} devices + "
-        f"{cost.messages_usd:.4f} for {cost.paid_bytes / 1e9:.3g} GB between regions{of_tokens}"
+        f"{cost.messages_usd:.4f} for {cost.paid_bytes / 1e9:.3g} GB of traffic{of_tokens}"
     ]
 
 

@@ -116,7 +116,7 @@ def _unsupported(
         if is_hierarchical(rounds):
             return f"hierarchical averaging ({subject})", equal
         if len(groups) > 1 + plan.shards_optimizer:
-            return f"averaging in several groups or rounds ({subject})", equal
+            return f"averaging in several rounds ({subject})", "plan without --group-size"
         for group in groups:
             averaged = set(plan.averaged_by(stage))
             if set(group.members) != averaged or not all(group.contributes):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.network.catalogue import load_network, measured_inside
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
@@ -112,12 +113,14 @@ class DeviceRow:
 
 
 def describes_all(path: str | Path) -> bool:
-    """Whether every row names a GPU, states FLOP/s and memory, or is of devices that cannot
-    compute."""
+    """Whether the GPU of every device that computes is named, or its FLOP/s and memory are."""
+    return states_all(path, "gpu", "tflops") and states_all(path, "gpu", "memory_gb")
+
+
+def states_all(path: str | Path, *columns: str) -> bool:
+    """Whether one of some columns is filled for every device that computes."""
     return all(
-        row.get("gpu")
-        or (row.get("tflops") and row.get("memory_gb"))
-        or row.get("can_compute", "").lower() in NO
+        any(row.get(column) for column in columns) or row.get("can_compute", "").lower() in NO
         for _, row in read_csv(path, error=NetworkError).rows
         if row.get("name")
     )
@@ -125,12 +128,13 @@ def describes_all(path: str | Path) -> bool:
 
 def load_devices(
     path: str | Path,
-    network: Network,
+    network: Network | str | Path,
     *,
     default: Devices | None = None,
     utilization: float = 0.4,
     inside: Link | Mapping[str, Link] | None = None,
     dtype: str = Dtype.BF16,
+    memory_bytes: float | None = None,
     usd_per_hour: float | None = None,
     without: Collection[str] = (),
 ) -> Cluster:
@@ -150,17 +154,19 @@ def load_devices(
         model), ``gpu_link_log`` (a file, seen from the CSV's folder, to read them from: see
         `planner.network.gpu_link_logs`). A row without a name describes only its site.
     network
-        Measured between the named devices; unnamed devices are left out.
+        Measured between the named devices; unnamed devices are left out. Of the name or path of a
+        network (see `load_network`), links within places are read, too.
     default
         GPU of devices whose row states none; by default `planner.network.gpus.DEFAULT_GPU`.
     utilization
         Fraction of a GPU's peak attained in training.
     inside
-        The link between devices of one row, required where ``count`` is above 1; or links by name.
+        The link between devices of one row, required where ``count`` is above 1 unless it was read
+        with the network; or links by name.
     dtype
         Format of compute, which selects a GPU's peak.
-    usd_per_hour
-        Price of devices whose row states none; None for their GPU's, if known.
+    memory_bytes, usd_per_hour
+        Memory and price of devices whose row states none; None for their GPU's, if known.
     without
         Names whose rows are left out, such as those that `Network.complete` has dropped.
 
@@ -174,6 +180,9 @@ def load_devices(
     NetworkError
         One line with the path, the row and what is wrong.
     """
+    if isinstance(network, (str, Path)):
+        inside = measured_inside(str(network)) if inside is None else inside
+        network = load_network(network)
     instance_of(Network, network, "network")
     if isinstance(inside, Link):
         inside = dict.fromkeys(network.ids, inside)
@@ -181,7 +190,7 @@ def load_devices(
         instance_of(Link, link, f"inside of {name!r}")
     table = read_csv(path, error=NetworkError)
     try:
-        rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
+        rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype), memory_bytes))
         rows = [row for row in rows if row.name not in without]
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
         return _cluster(rows, network, default, inside or {}, usd_per_hour, Path(path).parent)
@@ -189,7 +198,9 @@ def load_devices(
         raise NetworkError(f"{path}: {error}") from None
 
 
-def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
+def _rows(
+    table: CsvTable, utilization: float, dtype: Dtype, memory_bytes: float | None
+) -> Iterator[DeviceRow]:
     unknown = [c for c in table.columns if c not in _COLUMNS]
     if "name" not in table.columns or unknown:
         reason = "column 'name' is missing"
@@ -210,6 +221,8 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
             fields["memory_bytes"] = GPUS[gpu_name].memory_bytes
             fields["gpu_usd_per_hour"] = GPUS[gpu_name].usd_per_hour
             fields["gpu"] = gpu_name
+        if memory_bytes is not None:
+            fields["memory_bytes"] = memory_bytes
         for column, value in row.items():
             if value:
                 field, read = _COLUMNS[column]
@@ -375,8 +388,8 @@ def _replicated(
         raise NetworkError(
             f"count is given and the link between devices of {joined(unknown)} is unknown; give "
             f"its latency and bandwidth in a row {unknown[0]},{unknown[0]},... of the network "
-            "file or with --intra-latency-ms and --intra-bandwidth-gbps, or name the machine whose "
-            "GPUs they are"
+            "file or with --intra-latency-ms and --intra-bandwidth-gbps (in Python, name that file "
+            "as the network, or give inside), or name the machine whose GPUs they are"
         )
     # GPUs of a machine get their own links
     links = {name: inside.get(name, Link(0.0, 1.0)) for name in counts}

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ OTHER_NAMES = {
     "destination": ("to", "dst", "dest", "target", "receiver", "receiving_region", "server"),
 }
 NOT_MEASURED = ("", "-")
+MEGABYTES = re.compile("[KMG]i?B")
+"""In the name of a column of bytes; bits have a small letter."""
 ALIKE = 0.75
 """Share of equal letters from which on a column is taken for a misspelt one."""
 
@@ -241,6 +244,11 @@ def misnamed(names: Sequence[str], expected: Iterable[str]) -> str:
     """A hint if some column is probably a misspelt wanted one, else empty."""
     for name in names:
         normalized = "_".join(name.lower().split())
+        if MEGABYTES.search(name):
+            return (
+                f" ({name!r} is in bytes: give bandwidth_bytes_per_s, or 8 times as many bits in "
+                "bandwidth_mbps or bandwidth_gbps)"
+            )
         if columns := with_units(name, expected):
             return f" (name {name!r} with its unit: {' or '.join(columns)})"
         meant = next((w for w in expected if normalized in OTHER_NAMES.get(w, ())), None)

@@ -35,8 +35,8 @@ class Prices:
         Where no rule applies. The provider is the part of a region's name before a colon, as in
         ``aws:us-east-1``; regions without one belong to the same provider.
     rules
-        ``(from, to, dollars)`` by name of region, ``"*"`` for any. The first rule that matches
-        applies, also within a region.
+        ``(from, to, dollars)`` by name of region, ``"*"`` for any other one. The first rule that
+        matches applies; within a region, one that names it twice.
 
     Raises
     ------
@@ -146,8 +146,9 @@ class Prices:
         return np.array([[self._between(a, b) for b in regions] for a in regions]) / GIGA
 
     def _between(self, source: str, target: str) -> float:
+        anywhere = ANY if source != target else source
         for a, b, price in self.rules:
-            if a in (source, ANY) and b in (target, ANY):
+            if a in (source, anywhere) and b in (target, anywhere):
                 return price
         if source == target:
             return 0.0

@@ -498,11 +498,15 @@ class PlanRequest:
                 f"tensor_parallel is {self.tensor_parallel} with wiring 'stochastic': devices of "
                 "several GPUs do not choose paths; leave one of them out"
             )
-        if self.routing != Routing() and self.wiring != RequestedWiring.STOCHASTIC:
+        changed = [
+            f"{name} is {value}"
+            for name, value in (("smoothing", self.routing.smoothing), ("told", self.routing.told))
+            if value != getattr(Routing(), name)
+        ]
+        if changed and self.wiring != RequestedWiring.STOCHASTIC:
             raise ProblemError(
-                f"smoothing is {self.routing.smoothing:g} and told is '{self.routing.told}', which "
-                "are for wiring 'stochastic', where devices choose the next one; give that, or "
-                "leave them out"
+                f"{' and '.join(changed)}, for wiring 'stochastic', where devices choose the next "
+                "one; give that, or leave it out"
             )
 
     def _validate_averaging(self) -> None:

@@ -32,6 +32,7 @@ MODULES = (
     "planner.planning.joint.layout_estimate",
     "planner.planning.joint.layout_anneal",
     "planner.planning.joint.flow_paths",
+    "planner.planning.joint.cheapest_split",
     "planner.checker.event_loop",
     "planner.matching.bottleneck",
     "planner.matching.path_tsp",

@@ -295,9 +295,9 @@ class TargetGap(StoppingCriterion):
     gap: float
 
     def __post_init__(self) -> None:
-        if not _as_float(self.gap) >= 0:
+        if not 0 <= _as_float(self.gap) <= 1:
             raise ValueError(
-                f"gap must be >= 0, found {_short_repr(self.gap)}; give a fraction such as 0.05"
+                f"gap must be 0 to 1, found {_short_repr(self.gap)}; give a fraction such as 0.05"
             )
 
     def reason(self, run: SearchRun) -> str | None:

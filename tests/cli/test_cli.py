@@ -811,6 +811,11 @@ def test_gpu_option_beside_a_complete_devices_file(
     devices.write_text("name,gpu\nOregon,A100\nVirginia,\n")
     assert main(words.split()) == 0
     assert "otherwise H100 with" in unwrapped(capsys.readouterr().out)
+    devices.write_text("name,gpu,usd_per_hour,memory_gb\nOregon,A100,2,30\nVirginia,,1,20\n")
+    for option, column in (("--usd-per-hour", "usd_per_hour"), ("--memory-gb", "memory_gb")):
+        assert main([*words.split(), option, "7"]) == 2
+        said = unwrapped(capsys.readouterr().err)
+        assert f"{option} 7 is not used: {devices} states {column} of every device" in said
 
 
 def test_changes_of_alternatives_are_sentences() -> None:

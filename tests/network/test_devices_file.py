@@ -106,6 +106,13 @@ def test_partial_prices(tmp_path: Path) -> None:
     assert np.asarray(helped.devices.usd_per_hour).tolist() == [0.526, 0.526, 0]
 
 
+def test_memory_of_rows_without_any(tmp_path: Path) -> None:
+    """It counts more than that of their GPU, and less than their own."""
+    path = write_csv(tmp_path, "name,gpu,memory_gb\nnorth,H200,\ns/0,V100,12\n")
+    cluster = load_devices(path, two_regions(), memory_bytes=5e9)
+    assert np.asarray(cluster.devices.memory_bytes).tolist() == [5e9, 5e9, 12e9]
+
+
 def test_numbers_in_other_units_are_refused(tmp_path: Path) -> None:
     """FLOP/s in place of TFLOP/s, bytes in place of GB."""
     for column, value in (("tflops", "23e12"), ("peak_tflops", "1e14"), ("memory_gb", "24e9")):
@@ -157,9 +164,18 @@ def test_links_within_places_are_rows_of_the_network_file(tmp_path: Path) -> Non
     cluster = load_devices(devices, network, inside=inside)
     assert cluster.network.latency_s[0, 1] == 1e-4
     assert cluster.network.bandwidth_bytes_per_s[0, 1] == 1e9
+    assert load_devices(devices, path) == load_devices(devices, str(path)) == cluster
     more = write_csv(tmp_path, "name,count\na,2\nb,2\n")
     with pytest.raises(pl.NetworkError, match="between devices of b is unknown"):
         load_devices(more, network, inside=inside)
+
+
+def test_bytes_are_not_taken_for_bits(tmp_path: Path) -> None:
+    """The remedy for a column in megabytes is no other name alone."""
+    path = tmp_path / "net.csv"
+    path.write_text("source,destination,latency_ms,bandwidth_MBps\na,b,10,1\n")
+    with pytest.raises(pl.NetworkError, match="'bandwidth_MBps' is in bytes: give bandwidth_byt"):
+        pl.load_network(path)
 
 
 def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:

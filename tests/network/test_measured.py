@@ -489,6 +489,11 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ("a.csv", "source,target,dst,rtt_ms\na,b,c,1\n", "(rename 'target' to 'destination')"),
         (
             "a.csv",
+            "source,destination,rtt_ms\na,a,1\n",
+            "or move the row to the file that is made, if it is the link within a place",
+        ),
+        (
+            "a.csv",
             "from,to,latency,gbps\na,b,1,1\n",
             "(name 'latency' with its unit: latency_s or latency_ms)",
         ),

@@ -24,10 +24,10 @@ def test_regions_and_providers() -> None:
 
 
 def test_first_matching_rule_applies() -> None:
-    """By name or wildcard, per direction, also within a region."""
-    prices = Prices(0.5, 9.0, (("a", "b", 1.0), ("a", "*", 2.0), ("*", "*", 3.0)))
-    each = prices.usd_per_byte(["a", "b"]) * 1e9
-    assert each.tolist() == pytest.approx(np.array([[2.0, 1.0], [3.0, 3.0]]))
+    """By name or wildcard, per direction; within a region only if it is named twice."""
+    prices = Prices(0.5, 9.0, (("a", "b", 1.0), ("a", "*", 2.0), ("*", "*", 3.0), ("b", "b", 4.0)))
+    each = prices.usd_per_byte(["a", "b", "c"]) * 1e9
+    assert each.tolist() == pytest.approx(np.array([[0, 1.0, 2.0], [3.0, 4.0, 3.0], [3.0, 3.0, 0]]))
     assert Prices.from_dict(prices.to_dict()) == prices
 
 

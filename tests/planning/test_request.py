@@ -110,7 +110,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ),
         (
             {"routing": Routing(0.2)},
-            "smoothing is 0.2 and told is 'answer', which are for wiring 'stochastic'",
+            "smoothing is 0.2, for wiring 'stochastic'",
         ),
         (
             {"wiring": "stochastic", "tensor_parallel": "auto"},

@@ -123,9 +123,8 @@ class BruteForce:
         vector = costs.gradient_bytes if len(devices) > 1 else 0.0
         window_s = seconds - max(self._round_s(devices, part), before_s)
         output = stage_costs(work, 0, part[1]).output_bytes if part[1] < layers else 0.0
-        hop_s = 0.0
-        if part[0]:
-            hop_s = self.rtt_s / 2 + stage_costs(work, 0, part[0]).output_bytes / self.fastest_link
+        input_bytes = stage_costs(work, 0, part[0]).output_bytes if part[0] else 0.0
+        messages_s = seconds - before_s + input_bytes / self.fastest_link
         away_s = self._passes_s(part[1], layers, boundary=part[1])
         flops = costs.forward_flops + costs.backward_flops + costs.head_flops
         most_flops_per_s = max(self.cluster.flops[list(devices)])
@@ -143,7 +142,8 @@ class BruteForce:
             ]
             if messages:
                 limits.append((seconds * c - vector) / messages)
-                limits.append((seconds - before_s + 2 * hop_s) * c / messages)
+                limits.append((messages_s - costs.forward_flops / f) * self.up[d] / messages)
+                limits.append((messages_s - costs.backward_flops / f) * self.down[d] / messages)
             if output:
                 limits.append(window_s * c / output)
             taken += max(min(limits), 0.0)

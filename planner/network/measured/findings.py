@@ -84,7 +84,7 @@ def _set(values: dict[Pair, float], pair: Pair, value: float, label: str) -> Non
     if source == destination:
         raise NetworkError(
             f"{label} of {source!r} to itself: both ends have one name; give their names with a "
-            "names file"
+            "names file, or move the row to the file that is made, if it is the link within a place"
         )
     if not (math.isfinite(value) and value >= 0):
         raise NetworkError(

@@ -10,15 +10,17 @@ a stage (names are those of `stage_requirements`) and p are all passes of one mi
 messages, from that stage to a later one, a stage thus has
 
     W = D - e    seconds for its operations, with e the largest r + p of stages up to this one
-    V = D - e'   seconds for its messages, with e' the largest r + p of the stages before, without
-                 the message to this one
+    V = D - e'   seconds for its messages, with e' the largest r + p of the stages before, less the
+                 time in which the first bytes arrive or the last ones leave
 
-In the mean, a device with f FLOP/s, up- and downloads of at least c bytes per second and room for h
-microbatches takes at most
+In the mean, a device with f FLOP/s, an upload of u and a download of d bytes per second, c the
+smaller one, and room for h microbatches takes at most
 
 - W f / (F + B + H) microbatches, and (W - b) f / B, since all B begin b after the first operation;
 - W h / t, with t the time of a microbatch from its F to the end of its B;
-- V c / (a + z), and W c / z, as z is sent after F and arrives before B;
+- (V - F / f) u / (a + z), as it sends after the first F, and (V - B / f) d / (a + z), as it
+  receives before the last B;
+- W c / z, as z is sent after F and what returns arrives before B;
 - (D c - v) / (a + z), if it averages.
 
 The devices of a stage together must take all n. If the cheapest split of the layers into such
@@ -35,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.planning.joint.cheapest_split import fill_cheapest
 from planner.planning.joint.device_classes import Floats, Ints
 from planner.planning.joint.stage_requirements import StageRequirements
 
@@ -44,8 +47,8 @@ MAX_TYPES = 64
 """With more types there is no such bound."""
 MAX_PRICES = 40
 """Prices that are tried for each D."""
-MAX_LEVELS, MAX_TABLE = 500, 1_000_000
-"""Of e; and parts of the layers times squared levels."""
+MAX_LEVELS, MAX_TABLE = 500, 30_000_000
+"""Of e; and levels times parts of the layers and compositions that can be stages."""
 ROUNDING = 1e-9
 """Relative, on the safe side."""
 PRECISION = 5e-4
@@ -128,26 +131,29 @@ def _types(requirements: StageRequirements) -> tuple[Floats, Ints, Ints]:
 
 
 class _Stages(NamedTuple):
-    """Compositions that can be stages in steps of D seconds, by part in order.
+    """Compositions that can be stages in steps of D seconds, in order of ``stop``.
 
     Attributes
     ----------
-    parts, rows
-        Layers and composition.
-    most
-        The highest level of e before the stage with which it can.
+    rows
+        Composition.
+    start, stop
+        Layers.
     own
-        The level of its round.
+        The level of e that its round takes.
+    most
+        The highest level before the stage with which it can be one.
     levels
         Number of levels.
     boundary_levels
         By boundary, how much its messages add to the level.
     """
 
-    parts: Ints
     rows: Ints
-    most: Ints
+    start: Ints
+    stop: Ints
     own: Ints
+    most: Ints
     levels: int
     boundary_levels: Ints
 
@@ -189,8 +195,8 @@ class _Compositions:
         every = np.unravel_index(np.arange(1, np.prod(shape)), shape)
         self.counts = np.stack(every, axis=1).astype(np.float64)
         counts, devices = self.counts, self.counts.sum(axis=1)
+        self.table = table
         flops_per_s, memory, up, down = table
-        self.line = np.minimum(up, down)
         size = needs.size_of(memory)
         self.rates = [
             [
@@ -201,7 +207,7 @@ class _Compositions:
         ]
         self.passes_s = (needs.upstream_s - 2 * needs.hop_in_s)[:, 0]
         self.averages = (devices > 1) & (needs.pool.regions == 0)
-        averaging_line = up if needs.has_exchange else self.line
+        averaging_line = up if needs.has_exchange else np.minimum(up, down)
         slowest_line = np.where(counts > 0, averaging_line, np.inf).min(axis=1)
         averaged = needs.vectors_sent(devices) * needs.vector_bytes
         round_s = needs.least_round_s(averaged, counts @ averaging_line, slowest_line)
@@ -241,8 +247,7 @@ class _Compositions:
         parts, rows = parts[possible], rows[possible]
         # e less the passes before, in levels from 0
         own_s = np.maximum(self.round_s[parts, rows] - self.passes_s[parts], 0.0)
-        table = MAX_TABLE / max(len(np.unique(parts)), 1)
-        levels = int(min(MAX_LEVELS, table**0.5))
+        levels = int(np.clip(MAX_TABLE // max(len(parts), 1), 2, MAX_LEVELS))
         boundary_s = np.zeros(self.needs.layers + 1)
         boundary_s[self.needs.stops] = 2 * self.needs.hop_out_s[:, 0]
         inner = boundary_s[1:-1]
@@ -263,27 +268,34 @@ class _Compositions:
             before_s = np.maximum(before_s, self.needs.upstream_s[some, 0])
             can = self._take_all(seconds, before_s, some, these)
             most[open_[can]], beyond[open_[~can]] = middle[can], middle[~can]
-        return _Stages(parts, rows, most, own, levels, boundary_levels)
+        layers = self.needs.starts[parts], self.needs.stops[parts]
+        return _Stages(rows, *layers, own, most, levels, boundary_levels)
 
     def _take_all(self, seconds: float, before_s: Floats, parts: Ints, rows: Ints) -> Bools:
         """Whether compositions can be stages, with the larger e of ``before_s`` and their round."""
         needs = self.needs
         window_s = seconds - np.maximum(before_s, self.round_s[parts, rows])
-        sending_s = seconds - before_s + 2 * needs.hop_in_s[parts, 0]
+        forward, backward = needs.forward_flops[parts, 0], needs.backward_flops[0][parts, 0]
+        arriving_s = needs.hop_in_s[parts, 0] - needs.input_latency_s[parts, 0]
+        messages_s = seconds - before_s + arriving_s
         output = needs.output_bytes[parts, 0]
         messages = output + needs.input_bytes[parts, 0]
         averaged = np.where(self.averages[rows], needs.vector_bytes[parts, 0], 0.0)
-        sent = [
-            np.minimum(
-                _divide(np.minimum(seconds * line - averaged, sending_s * line), messages),
-                _divide(window_s * line, output),
+        exchanged = []
+        for speed, _, up, down in self.table.T:
+            most_bytes = np.minimum.reduce(
+                [
+                    up * (messages_s - forward / speed),
+                    down * (messages_s - backward / speed),
+                    seconds * min(up, down) - averaged,
+                ]
             )
-            for line in self.line
-        ]
+            most_outputs = _divide(window_s * min(up, down), output)
+            exchanged.append(np.minimum(_divide(most_bytes, messages), most_outputs))
         can = np.zeros(len(rows), dtype=bool)
         for types in self.rates:
             taken = np.zeros(len(rows))
-            for count, most, rates in zip(self.counts.T, sent, types, strict=True):
+            for count, most, rates in zip(self.counts.T, exchanged, types, strict=True):
                 late_s = window_s - rates.first_backward_s[parts]
                 each = np.minimum(
                     window_s * rates.per_s[parts], late_s * rates.backward_per_s[parts]
@@ -303,42 +315,17 @@ class _Compositions:
 
     def _cheapest_split(self, stages: _Stages) -> tuple[float, Floats]:
         """Price of the cheapest split into stages, and its devices of each type."""
-        needs, prices, levels = self.needs, self.counts @ self.prices, np.arange(stages.levels)
-        prices = prices[stages.rows]
-        found, place = np.unique(stages.parts, return_inverse=True)
-        # by part and the levels before and after: its own, if that is higher
-        table = np.full((len(found), stages.levels, stages.levels), np.inf)
-        np.minimum.at(table, (place, stages.most, stages.own), prices)
-        table = np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
-        is_lower = np.tri(stages.levels, dtype=bool)
-        unchanged = np.where(is_lower, table, np.inf).min(axis=2)
-        table[:, is_lower] = np.inf
-        table[:, levels, levels] = unchanged
-        least = np.full((needs.layers + 1, stages.levels), np.inf)
-        least[0, 0] = 0.0
-
-        def ways(stop: int) -> tuple[Ints, Floats, Ints]:
-            """Parts that stop here, totals by part and both levels, and the next stage's level."""
-            parts = np.flatnonzero(needs.stops[found] == stop)
-            totals = least[needs.starts[found[parts]], :, None] + table[parts]
-            next_level = np.minimum(levels + stages.boundary_levels[stop], stages.levels - 1)
-            return parts, totals, next_level
-
-        for stop in range(1, needs.layers + 1):
-            parts, totals, next_level = ways(stop)
-            if len(parts):
-                np.minimum.at(least[stop], next_level, totals.min(axis=(0, 1)))
-        devices, stop, level = np.zeros(len(self.available)), needs.layers, int(least[-1].argmin())
-        cost = float(least[-1, level])
-        while stop > 0 and cost < np.inf:
-            parts, totals, next_level = ways(stop)
-            totals[:, :, next_level != level] = np.inf
-            k, before, after = np.unravel_index(int(totals.argmin()), totals.shape)
-            is_this = (place == parts[k]) & (stages.most >= before)
-            is_this &= np.maximum(stages.own, before) == after
-            same = np.flatnonzero(is_this)
-            devices += self.counts[stages.rows[same[prices[same].argmin()]]]
-            stop, level = int(needs.starts[found[parts[k]]]), int(before)
+        prices = (self.counts @ self.prices)[stages.rows]
+        shape = self.needs.layers + 1, stages.levels
+        least, last, before = np.full(shape, np.inf), *np.zeros((2, *shape), dtype=np.int64)
+        least[0] = 0.0
+        fill_cheapest(*stages[1:5], prices, stages.boundary_levels, least, last, before)
+        boundary, level, cost = self.needs.layers, stages.levels - 1, float(least[-1, -1])
+        devices = np.zeros(len(self.available))
+        while boundary > 0 and cost < np.inf:
+            k = last[boundary, level]
+            devices += self.counts[stages.rows[k]]
+            boundary, level = stages.start[k], before[boundary, level]
         return cost, devices
 
     def _set_prices(self, used: list[Floats]) -> bool:
