@@ -84,7 +84,9 @@ model, named = INSTANCES["aws"].model(), (INSTANCES[name] for name in ("aws", "s
 for cluster in (*(instance.cluster() for instance in named), unlike(128), unlike(256)):
     classes = DeviceClasses.of(cluster, None)
     layouts, moves = LayoutSearch(classes, model), 20_000
-    state = layouts._initial_state((8, Head.LAST), InitialLayout.SPREAD)
+    # in versions before 2026-11-30 a method of the search
+    make = layouts.initial.make if hasattr(layouts, "initial") else layouts._initial_state
+    state = make((8, Head.LAST), InitialLayout.SPREAD)
     def run():
         began = time.process_time()
         layouts._anneal_chunk(state, layouts._reset_best(state), moves, 0.2, 0.003, True)

@@ -89,7 +89,13 @@ def test_the_estimate_is_no_less_than_the_rounds(
     search = LayoutSearch(classes, model())
     wire = codec.wire_ratio
     found = averaging_s(
-        1e7 * wire, 1e7, np.array(row), search.class_arrays, search._scratch, 0.0, np.inf
+        1e7 * wire,
+        1e7,
+        np.array(row),
+        search.problem.class_arrays,
+        search.problem.scratch,
+        0.0,
+        np.inf,
     )
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     links = LinkResources.of(cluster)
@@ -113,8 +119,8 @@ def test_links_of_aggregating_sites() -> None:
         [2 if classes.members[c][0] % 2 == 0 else 0 for c in range(len(classes.members))]
     )
     assert row.sum() == 6
-    averaging_s(1e7, 1e7, row, search.class_arrays, search._scratch, 0.0, np.inf)
-    assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
+    averaging_s(1e7, 1e7, row, search.problem.class_arrays, search.problem.scratch, 0.0, np.inf)
+    assert sorted(search.problem.scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
 
 
 def test_plan_with_hierarchical_averaging(tmp_path: Path) -> None:

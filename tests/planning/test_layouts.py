@@ -19,10 +19,12 @@ from planner.network.network import Network
 from planner.planning.averaging.stage_averaging import adaptive_group
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.flow_paths import interleaved_paths
+from planner.planning.joint.initial_layouts import InitialLayout
 from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_averaging import one_round_s
 from planner.planning.joint.layout_estimate import _stage_memory, estimate
-from planner.planning.joint.layout_search import Constraints, InitialLayout, LayoutSearch
+from planner.planning.joint.layout_problem import Constraints
+from planner.planning.joint.layout_search import LayoutSearch
 from planner.search.stop import MaxIterations
 from planner.search.worker_pool import WorkerPool
 from planner.simulator.averaging_rounds import round_s
@@ -79,7 +81,9 @@ def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     classes = DeviceClasses.of(cluster)
     search = LayoutSearch(classes, model())
-    found = one_round_s(1e7, np.array(row), search.class_arrays, search._scratch, 0.0, np.inf)
+    found = one_round_s(
+        1e7, np.array(row), search.problem.class_arrays, search.problem.scratch, 0.0, np.inf
+    )
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     if len(members) < 2:
         assert found == 0.0
@@ -100,11 +104,11 @@ def test_memory_equals_that_of_stage_costs(seed: int) -> None:
     search = LayoutSearch(classes, work)
     cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
     layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3, BOTH[seed % 2])
-    state = search._state_of(layout)
+    state = search.problem.state_of(layout)
     for j, (a, b) in enumerate(layout.layers):
         for recomputed in range(b - a + 1):
             state.recompute[j] = recomputed
-            stage_bytes, saved_bytes = _stage_memory(search.model, state, j)
+            stage_bytes, saved_bytes = _stage_memory(search.problem.model, state, j)
             costs = stage_costs(work, a, b, with_head=j == layout.head_stage, recomputed=recomputed)
             assert stage_bytes == pytest.approx(costs.need_bytes(0), rel=1e-12)
             assert saved_bytes == pytest.approx(costs.saved_bytes, rel=1e-12)
@@ -119,9 +123,9 @@ def test_mixing_of_the_flow() -> None:
         ([[2, 0], [1, 1]], 0.5),
     ):
         # links do not limit
-        search.class_arrays.pair_bandwidth[:] = 1e12
+        search.problem.class_arrays.pair_bandwidth[:] = 1e12
         search.scored(Layout.of(counts, [0, 2, 4], [False] * 2))
-        assert search._scratch.mixing[0] == pytest.approx(mixing)
+        assert search.problem.scratch.mixing[0] == pytest.approx(mixing)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -232,8 +236,8 @@ def test_truncated_estimates_exceed_the_limit(
     given_ = Constraints(every_steps=every, delayed=delayed, heads=BOTH)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
     outline = int(rng.integers(1, 5)), BOTH[seed % 2]
-    state = search._initial_state(outline, STARTS[int(rng.integers(3))])
-    limits = search.model, search.class_arrays, state, search._scratch
+    state = search.initial.make(outline, STARTS[int(rng.integers(3))])
+    limits = search.problem.model, search.problem.class_arrays, state, search.problem.scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
     most = part * whole if whole < math.inf else 1.0
@@ -257,15 +261,15 @@ def test_mutations_are_valid_layouts(seed: int, fixed: bool, bound: bool) -> Non
     given_ = Constraints(stages=stages if fixed else None, layers=layers, heads=BOTH)
     search = LayoutSearch(classes, work, seed=seed, constraints=given_)
     outline = stages, BOTH[seed % 2]
-    state = search._initial_state(outline, STARTS[int(rng.integers(3))])
+    state = search.initial.make(outline, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
         if not search._random_move(state):
             # a change that cannot be may have been begun
-            state = search._initial_state(outline, STARTS[int(rng.integers(3))])
+            state = search.initial.make(outline, STARTS[int(rng.integers(3))])
             continue
         count = int(state.stages[0])
-        assert 1 <= count <= search.max_stages
+        assert 1 <= count <= search.problem.max_stages
         assert count == stages or not (fixed or bound)
         ends = state.cuts[: count + 1]
         assert ends[0] == 0 and ends[-1] == 5 and (np.diff(ends) > 0).all()

@@ -365,9 +365,9 @@ def test_estimate_is_at_least_the_rounds_time(
     cluster = pl.Cluster(regional_network([3] * len(row), seed), pl.Devices(1e11, 16e9))
     classes = DeviceClasses.of(cluster, by_region=True)
     search = LayoutSearch(classes, model())
-    links = search.class_arrays._replace(equal_shares=equal)
+    links = search.problem.class_arrays._replace(equal_shares=equal)
     size = 1e7 * codec.wire_ratio
-    each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search._scratch, 0.0)
+    each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search.problem.scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     shares = "equal" if equal else "adaptive"
     made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_frequency=True)

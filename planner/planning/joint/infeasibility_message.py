@@ -22,9 +22,9 @@ SHORTEST = 128
 
 def infeasibility_message(layouts: LayoutSearch, problem: PlanningProblem) -> str:
     """One line: which stage exceeds memory in the tightest split, and remedies."""
-    workload, fixed = layouts.workload, layouts.constraints.stages
-    numbers = range(1, layouts.max_stages + 1)
-    splits = [layouts.tightest(s)[0] for s in (numbers if fixed is None else [fixed])]
+    workload, fixed = layouts.problem.workload, layouts.problem.constraints.stages
+    numbers = range(1, layouts.problem.max_stages + 1)
+    splits = [layouts.initial.tightest(s)[0] for s in (numbers if fixed is None else [fixed])]
     tightest = min(splits)
     split, memory, stage_needs = tightest.layers, tightest.memory, tightest.costs(workload)
     stages = len(split)
@@ -45,7 +45,7 @@ def infeasibility_message(layouts: LayoutSearch, problem: PlanningProblem) -> st
     named = " and ".join([layers, *extra])
     remedies = [*_remedies(layouts, tightest), *_with_parts(layouts, problem)]
     remedies.append("devices with more memory")
-    each = int(layouts.model.min_devices)
+    each = int(layouts.problem.model.min_devices)
     device = "its device" if each == 1 else f"the smallest of its {each} devices"
     return (
         f"no layout fits the devices' memory: of {counted(stages, 'stage')}, the one with {named} "
@@ -56,7 +56,7 @@ def infeasibility_message(layouts: LayoutSearch, problem: PlanningProblem) -> st
 
 def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     """Changes each of which alone makes some split fit."""
-    workload, constraints = layouts.workload, layouts.constraints
+    workload, constraints = layouts.problem.workload, layouts.problem.constraints
     recompute, largest_memory = tightest.recompute, max(tightest.memory)
 
     def fits(workload: Workload, recompute: Sequence[int | None], memory: Sequence[float]) -> bool:
@@ -83,8 +83,8 @@ def _remedies(layouts: LayoutSearch, tightest: Filled) -> Iterator[str]:
     if constraints.layers is not None:
         return
     if constraints.stages is not None:
-        numbers = range(1, layouts.max_stages + 1)
-        others = [s for s in numbers if layouts.tightest(s)[0].share <= 1]
+        numbers = range(1, layouts.problem.max_stages + 1)
+        others = [s for s in numbers if layouts.initial.tightest(s)[0].share <= 1]
         if others:
             yield f"another number of stages (--stages {others[0]})"
     elif fits(
@@ -101,12 +101,12 @@ def _with_parts(layouts: LayoutSearch, problem: PlanningProblem) -> Iterator[str
 
     def fits(classes: DeviceClasses, workload: Workload) -> bool:
         each = workload.optimizer_shards * request.optimizer_copies
-        fixed = layouts.constraints.stages
+        fixed = layouts.problem.constraints.stages
         if int(classes.size.sum()) < each * (fixed or 1):
             return False
-        parts = LayoutSearch(classes, workload, constraints=layouts.constraints)
-        numbers = range(1, parts.max_stages + 1) if fixed is None else [fixed]
-        return any(parts.tightest(s)[0].share <= 1 for s in numbers)
+        parts = LayoutSearch(classes, workload, constraints=layouts.problem.constraints)
+        numbers = range(1, parts.problem.max_stages + 1) if fixed is None else [fixed]
+        return any(parts.initial.tightest(s)[0].share <= 1 for s in numbers)
 
     links_known = problem.cluster.devices.gpu_link_bytes_per_s is not None
     if workload.tensor_parallel == 1 and links_known:
@@ -125,7 +125,7 @@ def _with_parts(layouts: LayoutSearch, problem: PlanningProblem) -> Iterator[str
         except ValueError:
             return  # not with this request
         all_own = np.asarray(problem.cluster.devices.can_aggregate).all()
-        if all_own and fits(layouts.classes, shared):
+        if all_own and fits(layouts.problem.classes, shared):
             yield f"another number of optimizer shards (--optimizer-shards {shards})"
             return
 

@@ -27,13 +27,13 @@ from planner.planning.joint.candidate_builder import CandidateBuilder
 from planner.planning.joint.candidate_pool import PROMISING_RATIO, CandidatePool, slowed
 from planner.planning.joint.device_classes import DeviceClasses
 from planner.planning.joint.infeasibility_message import infeasibility_message
+from planner.planning.joint.initial_layouts import InitialLayout
 from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_flow import IN_FLIGHT, pipeline_s
+from planner.planning.joint.layout_problem import Constraints
 from planner.planning.joint.layout_search import (
     MOVES_PER_EFFORT,
     SEEDS,
-    Constraints,
-    InitialLayout,
     LayoutSearch,
     ScoredLayout,
 )
@@ -241,7 +241,7 @@ class JointSearch:
     def _is_allowed(self, plan: TrainingPlan) -> bool:
         """Whether a baseline satisfies the request."""
         request, stages = self.problem.request, len(plan.stage_layers)
-        layers, flight = self.layouts.constraints.layers, request.in_flight
+        layers, flight = self.layouts.problem.constraints.layers, request.in_flight
         return (
             (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))

@@ -26,7 +26,7 @@ def promising_rank_layouts(
     and one on a single region or device, if their estimates are within ``ratio`` of the best.
     """
     layers_by_stages = {
-        stages: layouts.constraints.layers or problem.workload.even_split(stages)
+        stages: layouts.problem.constraints.layers or problem.workload.even_split(stages)
         for stages in layouts.stage_counts
     }
     order = region_order(problem.cluster.network)
@@ -44,10 +44,10 @@ def _best_of_ranks(
 ) -> list[ScoredLayout]:
     """The best layouts of ranks in this order, by estimate."""
     best: dict[Layout, ScoredLayout] = {}
-    for head in layouts.constraints.heads:
+    for head in layouts.problem.constraints.heads:
         every = [
             layouts.scored(layout if len(layout.layers) == 1 else replace(layout, head=head))
-            for layout in rank_layouts(ranks, layouts.classes, layers_by_stages)
+            for layout in rank_layouts(ranks, layouts.problem.classes, layers_by_stages)
         ]
         feasible = [scored for scored in every if scored.value < math.inf]
         # as many with each head: estimates of even layers say little about the heads
@@ -68,7 +68,7 @@ def _on_one_region(
     region_of = problem.cluster.network.regions
     regions = dict.fromkeys(region_of) if len(set(region_of)) > 1 else {}
     subsets = [[d for d in order if region_of[d] == region] for region in regions]
-    subsets += [[members[0]] for members in layouts.classes.members]
+    subsets += [[members[0]] for members in layouts.problem.classes.members]
     best = [
         scored
         for ranks in subsets
