@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{os.cpu_count()} cores. Made by `python -m benchmarks.mean_bound {words}`.",
             "",
             "Steps are those of the best plan of all seeds. The bound of stages takes all devices "
-            "as one pool, that of types (given where it is higher) counts how many there are of "
-            "each type and what averaging rounds leave to later stages, and that of sites asks "
+            "as one pool, that of types (given where it is the highest) counts how many there are "
+            "of each type and what averaging rounds leave to later stages, and that of sites asks "
             "what each site can do behind its line "
             "([bounds](../../docs/explanation/bounds.md)).",
             "",

@@ -68,7 +68,7 @@ def mean_bounds(
     measured: bool = False,
     heads: Sequence[Head] = (Head.LAST,),
 ) -> list[StepBound]:
-    """The bounds of stages, of types of devices, where that is higher, and of sites."""
+    """The bounds of stages, of types of devices, where that is the highest, and of sites."""
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency, in_copies=in_copies)
     several_steps = of_steps(workload, every_steps)
     requirements = [
@@ -85,7 +85,16 @@ def mean_bounds(
             {"kind": "mean of stages", "price": list(weights), **pool.to_dict(), **about},
         )
     ]
-    of_types = [type_bound(each, seconds) for each in requirements]
+    of_sites = site_bound(
+        cluster,
+        workload,
+        wire_ratio,
+        every_steps=every_steps,
+        has_aggregators=aggregators_in is not None,
+        heads=heads,
+    )
+    known_s = max(seconds, of_sites.seconds * every_steps)
+    of_types = [type_bound(each, known_s) for each in requirements]
     proofs = [proof for proof in of_types if proof is not None]
     if len(proofs) == len(heads):
         witness = pool.to_dict()
@@ -99,14 +108,6 @@ def mean_bounds(
                 {"kind": "mean of types", "prices": prices, **witness, **about},
             )
         )
-    of_sites = site_bound(
-        cluster,
-        workload,
-        wire_ratio,
-        every_steps=every_steps,
-        has_aggregators=aggregators_in is not None,
-        heads=heads,
-    )
     bounds.append(
         StepBound(
             of_sites.seconds,

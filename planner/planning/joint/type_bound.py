@@ -47,7 +47,7 @@ MAX_TYPES = 64
 """With more types there is no such bound."""
 MAX_PRICES = 40
 """Prices that are tried for each D."""
-MAX_LEVELS, MAX_TABLE = 500, 30_000_000
+MAX_LEVELS, MAX_TABLE = 500, 10_000_000
 """Of e; and levels times parts of the layers and compositions that can be stages."""
 ROUNDING = 1e-9
 """Relative, on the safe side."""
