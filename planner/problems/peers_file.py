@@ -12,6 +12,7 @@ from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
 from planner.utils.csv_table import number_in, number_remedy, read_csv
 from planner.utils.text import did_you_mean, joined
+from planner.utils.validate import real
 
 MBIT = 1e6 / 8
 REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")
@@ -93,7 +94,7 @@ def load_peers(path: str | Path) -> Peers:
                     f"{path}: line {line}: {column} is {row[column]!r}; "
                     + number_remedy(row[column], f"give {rule}")
                 )
-            values.append(value)
+            values.append(real(f"{path}: line {line}: {column}", value, error=ProblemError))
         return tuple(values)
 
     def boolean(column: str) -> tuple[bool, ...]:

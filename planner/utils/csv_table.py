@@ -54,10 +54,12 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
     """Parse comma-separated text with a header."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     lines: list[tuple[int, list[str]]] = []
+    first = 1  # line of a row
     try:
         for row in reader:
             if any("\n" in cell for cell in row):
-                raise error(f"line {reader.line_num}: a cell has a line break; close its quotes")
+                raise error(f"line {first}: a cell has a line break; close its quotes")
+            first = reader.line_num + 1
             cells = [cell.strip() for cell in row]
             if any(cells):
                 lines.append((reader.line_num, cells))

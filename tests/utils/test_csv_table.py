@@ -56,7 +56,7 @@ def test_rows_columns_and_separators(tmp_path: Path, name: str) -> None:
         (f"{header.strip()},{second}\n{row},5\n", f"line 1: column {second!r} is named twice"),
         (f"{header}{row}\n".replace(",", ";"), "has ';' between its columns; give commas"),
         (f"{header}{row}\n".replace(",", "\t"), "has '\\t' between its columns; give commas"),
-        (f'{header}"{row}\n{row}\n', "line 3: a cell has a line break; close its quotes"),
+        (f'{header}"{row}\n{row}\n', "line 2: a cell has a line break; close its quotes"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError) as caught:
