@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.output import INTERRUPTED
 from planner.cli.progress import PROGRESS
 from planner.executor.elastic.membership_events import MEMBERSHIP_EVENTS, event_line
+from planner.executor.fault_tolerance.shutdown import FAILED, HINT
 from planner.executor.launch.run_config import RunConfig, add_options
 from planner.executor.runtime.run_summary import summary
 from planner.network.dtype import Dtype
@@ -145,10 +146,11 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
             code, reason, stopped = INTERRUPTED, "interrupted", error
     PROGRESS.clear()
     _summary(plan, steps, reason, as_json)
-    if stopped is not None:
+    if stopped is not None or (code == FAILED and HINT not in (reason or "")):
         kept = [] if config.checkpoint is None else complete_checkpoints(config.checkpoint)
         for files in [files for files in kept if files.has_shards()][-1:]:
             _warn(f"planner run: continue after {files.steps} steps with --resume {files.folder}")
+    if stopped is not None:
         raise stopped
     return code
 

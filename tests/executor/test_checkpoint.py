@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint.checkpoint import (  # noqa: E402
     CheckpointManager,
+    lock_folder,
     require_fresh_folder,
     resume,
 )
@@ -38,6 +39,15 @@ from tests.executor.forks import losses_by_step  # noqa: E402
 ADAMW = OptimizerConfig().to_dict()
 PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
 IDS = PLAN.cluster.network.ids
+
+
+def test_a_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
+    """Until the first run ends."""
+    lock = lock_folder(tmp_path)
+    with pytest.raises(CheckpointError, match="another run writes to it; name another folder"):
+        lock_folder(tmp_path)
+    os.close(lock)
+    os.close(lock_folder(tmp_path))
 
 
 def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:

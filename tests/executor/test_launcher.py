@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
 from planner.executor.fault_tolerance.shutdown import (
     FAILED,
+    HINT,
     LEFT,
     PREFIX,
     REFUSED,
@@ -107,6 +108,31 @@ def test_a_restart_waits_for_no_child_of_the_lost_process(
     assert time.monotonic() - begin_s < 15.0
     assert (code, lines) == (0, ["first", "again"])
     assert errors == ["planner run: restarting device 'a', which ended with exit code 1"]
+
+
+def test_a_stopped_rank_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost, the others have finished, and it would never end."""
+    monkeypatch.setattr(Continues, "finished", True)
+    script = (
+        "import os, signal\n"
+        "if os.environ['LOCAL_RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "print('done')"
+    )
+    found = run_script(script, ["a", "b"], restarts=3, monitor=Continues())
+    assert found == (0, ["done"], ["planner run: ending device 'b', which is stopped"])
+
+
+def test_a_reason_is_printed_once() -> None:
+    """Whether or not a rank knows of a checkpoint to continue from."""
+    script = (
+        "import os, sys, time\n"
+        "second = os.environ['LOCAL_RANK'] == '1'\n"
+        "time.sleep(second)\n"
+        f"hint = '{HINT}5 steps with --resume x' * second\n"
+        f"print('{PREFIX}no' + hint, file=sys.stderr); raise SystemExit(2)"
+    )
+    _, _, errors = run_script(script, ["a", "b"], restarts=0, monitor=Continues())
+    assert errors == [f"{PREFIX}no"]
 
 
 def test_a_store_that_is_silent_holds_up_no_end() -> None:

@@ -271,6 +271,14 @@ def test_a_store_that_answers_no_more_holds_up_no_command(nodes: Nodes) -> None:
         (["--devices", "0", "--restarts", "-1"], "--restarts is -1; give 0 or more"),
         (["--devices", "0", "--restarts", "1"], "--restarts is for --elastic"),
         (["--devices", "0", "--bind", "203.0.113.7"], "203.0.113.7"),
+        (
+            ["--devices", "0", "--data", "texts", "--checkpoint", "texts/kept"],
+            "--checkpoint texts/kept: is in the folder of --data, of which all files are read",
+        ),
+        (
+            ["--devices", "0", "--eval-data", "texts", "--export", "texts"],
+            "--export texts: is in the folder of --eval-data",
+        ),
     ],
 )
 def test_what_is_refused(

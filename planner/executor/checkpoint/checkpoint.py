@@ -7,6 +7,7 @@ shard, when all shards are complete.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -250,6 +251,23 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
                 f"--checkpoint {folder}: cannot be written to ({error.strerror}); name another "
                 "folder"
             ) from None
+
+
+def lock_folder(folder: Path) -> int:
+    """Refuse a folder into which another run writes; returns a descriptor that keeps others out."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise CheckpointError(
+            f"--checkpoint {folder}: another run writes to it; name another folder"
+        ) from None
+    except (ImportError, OSError):
+        pass  # some file systems have no locks
+    return lock
 
 
 def resume(

@@ -12,6 +12,8 @@ FAILED = 3
 """Exit code of a failed run, whatever the cause."""
 PREFIX = "planner.executor: ended: "
 """Prefix of the line with the reason."""
+HINT = "; continue after "
+"""Between a reason and the checkpoint to continue from."""
 REFUSED = 2
 """Exit code for invalid input of this process."""
 LEFT = 4

@@ -22,8 +22,8 @@ from torch.distributed import DistError
 
 from planner.executor.elastic.store_monitor import CONNECT_S, MONITOR_POLL_S, StoreMonitor
 from planner.executor.fault_tolerance.heartbeat import publish
-from planner.executor.fault_tolerance.shutdown import FAILED, LEFT, PREFIX, REFUSED
-from planner.executor.launch.process import LAUNCHER_PID
+from planner.executor.fault_tolerance.shutdown import FAILED, HINT, LEFT, PREFIX, REFUSED
+from planner.executor.launch.process import LAUNCHER_PID, is_stopped
 from planner.executor.transport.store import (
     STORE_BY_LAUNCHER,
     StoreAddress,
@@ -208,6 +208,7 @@ class _LocalRun:
                         and self._polled_since_exit(rank)
                     ):
                         self._restart(selector, rank)
+                self._end_stopped()
                 failed = [rank for rank in self.ranks if self._ends_run(rank)]
                 for rank in failed:
                     self._publish_signal(rank)
@@ -258,6 +259,16 @@ class _LocalRun:
         assert self.monitor is not None and rank.ended_s is not None
         timed_out = time.monotonic() - rank.ended_s > CONNECT_S + MONITOR_POLL_S
         return timed_out or self.monitor.polled_since(rank.ended_s)
+
+    def _end_stopped(self) -> None:
+        """End ranks that are stopped when all others are done; they were lost, and never end."""
+        running = [rank for rank in self.ranks if rank.ended_s is None]
+        if self.monitor is None or not self.monitor.finished:
+            return
+        if all(is_stopped(rank.process.pid) for rank in running):
+            for rank in running:
+                self.write_error(f"{self.program}: ending device {rank.name!r}, which is stopped")
+                rank.process.kill()
 
     def _restart_delay_passed(self, rank: _Rank) -> bool:
         """Whether enough time has passed since a rank ended; longer after each restart."""
@@ -339,10 +350,15 @@ class _LocalRun:
         text = line.decode(errors="replace")
         if descriptor == rank.output[0].fileno():
             self.write_line(text)
-        elif not text.startswith(PREFIX):
+            return
+        if not text.startswith(PREFIX):
             self.write_error(text)
-        elif self._reason is None or (self.monitor is not None and text != PREFIX + self._reason):
-            self._reason = text.removeprefix(PREFIX)
+            return
+        reason = text.removeprefix(PREFIX)
+        # ranks may know of different checkpoints to continue from
+        known = self._reason is not None and _without_hint(reason) == _without_hint(self._reason)
+        if self._reason is None or (self.monitor is not None and not known):
+            self._reason = reason
             self.write_error(text)
 
     def _publish_signal(self, rank: _Rank) -> None:
@@ -363,6 +379,10 @@ class _LocalRun:
     def _publish(self, line: str) -> None:
         with suppress(DistError, StoreMissingError):
             publish(self.address.connect(CONNECT_S), line)
+
+
+def _without_hint(reason: str) -> str:
+    return reason.partition(HINT)[0]
 
 
 def _signal(number: int) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -103,8 +104,8 @@ class RunConfig:
     force: bool = False
     steps: int = _option(
         10,
-        "steps in total; with 0, or no more than the checkpoint has, only --eval-data is "
-        "evaluated; default %(default)s",
+        "steps in total, with those before --resume; with 0, or as many as the checkpoint has, "
+        "only --eval-data is evaluated; default %(default)s",
     )
     calibrate: Path | None = _option(None, "file to write measured compute times to")
     checkpoint: Path | None = _option(None, "folder to write checkpoints to")
@@ -263,6 +264,13 @@ class RunConfig:
                     raise Refusal(
                         f"{flag(name)} is for {flag(option)} {value}; add that, or leave it out"
                     )
+        for name, source in product(("checkpoint", "export"), ("data", "eval_data")):
+            folder, text = getattr(self, name), getattr(self, source)
+            if folder and text and folder.resolve().is_relative_to(text.resolve()):
+                raise Refusal(
+                    f"{flag(name)} {folder}: is in the folder of {flag(source)}, of which all "
+                    "files are read; name a folder elsewhere"
+                )
         self.optimizer_config(), self.training_data(), self.evaluation_data()
 
     def validate_for_plan(self, plan: TrainingPlan) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.checkpoint.checkpoint import (
     CheckpointedState,
     CheckpointManager,
+    lock_folder,
     require_fresh_folder,
     resume,
 )
@@ -33,7 +35,7 @@ from planner.executor.data.consistency import require_same_data
 from planner.executor.data.data_config import DataConfig
 from planner.executor.data.microbatches import make_microbatches
 from planner.executor.fault_tolerance.failure_detector import FailureDetector
-from planner.executor.fault_tolerance.shutdown import FAILED
+from planner.executor.fault_tolerance.shutdown import FAILED, HINT
 from planner.executor.launch.arguments import load_secret
 from planner.executor.launch.gpu_processes import GpuProcesses
 from planner.executor.launch.process import exit_now
@@ -309,6 +311,12 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     if not config.elastic:  # else in every generation
         state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
+        inner = config.steps % plan.sync.every_steps if plan.sync.local_steps else 0
+        if first and inner:
+            _warn(
+                f"--export: the model is that of the last outer step, after {config.steps - inner} "
+                f"of {config.steps} steps; make --steps a multiple of {plan.sync.every_steps}"
+            )
         state.export = Export(config.export, plan, config.weights, config.tokenizer)
     if ranks.rank in plan.stage_of:
         state.model_stage = state.make_model_stage(plan)
@@ -359,7 +367,7 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
 
     def on_checkpoint(steps: int) -> None:
         folder = config.checkpoint
-        detector.shutdown.hint = f"; continue after {steps} steps with --resume {folder}"
+        detector.shutdown.hint = f"{HINT}{steps} steps with --resume {folder}"
 
     if config.resume is not None and not ranks.joins_late:
         state.first_step = resume(
@@ -368,8 +376,8 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
         steps_done = state.first_step
         if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
             raise Refusal(
-                f"--steps is {config.steps}, with the {steps_done} before the checkpoint; give "
-                f"more than {steps_done}, or {steps_done} with --eval-data to evaluate alone"
+                f"--steps is {config.steps} in total, and the checkpoint is after {steps_done}; "
+                f"give more than {steps_done}, or {steps_done} with --eval-data to evaluate alone"
             )
         if config.elastic and plan.sync.delayed and steps_done:
             raise Refusal(
@@ -385,8 +393,14 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             )
     if config.checkpoint is not None:
         is_restart = StoreAddress.from_environment().attempt != "0"
-        if not ranks.joins_late and not is_restart:
-            require_fresh_folder(config.checkpoint, config.resume)
+        if not ranks.joins_late:
+            if not is_restart:
+                require_fresh_folder(config.checkpoint, config.resume)
+            if ranks.rank == 0:
+                ranks.resources.callback(os.close, lock_folder(config.checkpoint))
+            if ranks.rank == 0 and config.steps % config.every:
+                last = f"the last step, {config.steps}"
+                _warn(f"--every {config.every}: no checkpoint is written after {last}")
         state.checkpoints = CheckpointManager(
             config.checkpoint,
             config.every,
@@ -407,6 +421,10 @@ def _can_write_beside(state: RunState) -> bool:
     own = "none" if state.model_stage is None else state.device.type
     types = state.ranks.all_gather("checkpoint/device_type", own, keep=True)
     return set(types) <= {"cuda", "none"}
+
+
+def _warn(line: str) -> None:
+    print(f"planner.executor: {line}", file=sys.stderr, flush=True)
 
 
 def _start_gpu(choice: str, gpu: int) -> None:
