@@ -260,14 +260,15 @@ class _Compositions:
         own = np.minimum(own_s / level_s, levels - 1).astype(int)
         boundary_levels = (boundary_s / level_s * (1 + ROUNDING)).astype(int)
         most, beyond = np.zeros(len(parts), dtype=int), np.full(len(parts), levels)
-        # bisection; in the first stage e is 0 before
+        # bisection, but first the highest level, with which many can; in the first stage e is 0
+        tried = beyond - 1
         while len(open_ := np.flatnonzero((beyond - most > 1) & (self.needs.starts[parts] > 0))):
-            middle = (most + beyond)[open_] // 2
-            some, these = parts[open_], rows[open_]
-            before_s = self.passes_s[some] + middle * level_s
+            level, some = tried[open_], parts[open_]
+            before_s = self.passes_s[some] + level * level_s
             before_s = np.maximum(before_s, self.needs.upstream_s[some, 0])
-            can = self._take_all(seconds, before_s, some, these)
-            most[open_[can]], beyond[open_[~can]] = middle[can], middle[~can]
+            can = self._take_all(seconds, before_s, some, rows[open_])
+            most[open_[can]], beyond[open_[~can]] = level[can], level[~can]
+            tried = (most + beyond) // 2
         layers = self.needs.starts[parts], self.needs.stops[parts]
         return _Stages(rows, *layers, own, most, levels, boundary_levels)
 
