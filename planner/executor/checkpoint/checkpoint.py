@@ -255,7 +255,8 @@ def require_fresh_folder(folder: Path, resumed: Path | None) -> None:
 
 def lock_folder(folder: Path) -> int:
     """Refuse a folder into which another run writes; returns a descriptor that keeps others out."""
-    lock = os.open(folder, os.O_RDONLY)
+    # a full disk may have no room for the folder
+    lock = os.open(folder if folder.exists() else os.devnull, os.O_RDONLY)
     try:
         import fcntl
 
