@@ -42,6 +42,8 @@ from planner.training_plan.model import TrainingPlan
 
 MAX_COMPOSITIONS = 4_000_000
 """A witness with more compositions of a stage is rejected."""
+MAX_PAIRS = 1_000_000
+"""Splits of the layers and compositions of the next stage that are compared at once."""
 MAX_SPLITS = 64
 """Splits of the layers before a boundary that are distinguished by their windows."""
 SITE_ROUNDS = 50
@@ -199,16 +201,19 @@ class _Types:
     def _after(self, stage: Stage, limit: float, front: Floats, costs: Floats) -> Floats:
         """The splits that end with this stage, and cost no more than all devices."""
         common = stage.common
-        before_s, cost = front[:, :1], front[:, 1:]
-        able = np.flatnonzero(costs + cost.min() <= BUDGET)
+        able = np.flatnonzero(costs + front[:, 1].min() <= BUDGET)
         # most compositions are not able after any of the splits
-        able = able[self._able(stage, limit, before_s[:1], able)[0]]
-        split, k = np.nonzero(
-            self._able(stage, limit, before_s, able) & (costs[able] + cost <= BUDGET)
-        )
-        after_s = np.maximum(before_s[split, 0], self._round_s(stage)[able[k]])
+        able = able[self._able(stage, limit, front[:1, :1], able)[0]]
+        round_s = self._round_s(stage)[able]
         passes_s = 3 * stage.forward_flops / common.fastest + 2 * stage.hop_out_s
-        return np.stack([after_s + passes_s, cost[split, 0] + costs[able[k]]], axis=1)
+        found, block = [], max(MAX_PAIRS // max(len(able), 1), 1)
+        for first in range(0, len(front), block):
+            before_s, cost = front[first : first + block].T[:, :, None]
+            total = costs[able] + cost
+            split, k = np.nonzero(self._able(stage, limit, before_s, able) & (total <= BUDGET))
+            after_s = np.maximum(before_s[split, 0], round_s[k]) + passes_s
+            found.append(_cheapest(np.stack([after_s, total[split, k]], axis=1)))
+        return np.concatenate(found)
 
     def _round_s(self, stage: Stage) -> Floats:
         """Least seconds of a round of each composition."""
