@@ -204,7 +204,7 @@ class _Types:
         able = np.flatnonzero(costs + front[:, 1].min() <= BUDGET)
         # most compositions are not able after any of the splits
         able = able[self._able(stage, limit, front[:1, :1], able)[0]]
-        round_s = self._round_s(stage)[able]
+        round_s = self._round_s(stage, able)
         passes_s = 3 * stage.forward_flops / common.fastest + 2 * stage.hop_out_s
         found, block = [], max(MAX_PAIRS // max(len(able), 1), 1)
         for first in range(0, len(front), block):
@@ -215,24 +215,24 @@ class _Types:
             found.append(_cheapest(np.stack([after_s, total[split, k]], axis=1)))
         return np.concatenate(found)
 
-    def _round_s(self, stage: Stage) -> Floats:
-        """Least seconds of a round of each composition."""
-        common, counts, devices = stage.common, self.counts, self.devices
+    def _round_s(self, stage: Stage, rows: Any) -> Floats:
+        """Least seconds of a round of some compositions."""
+        common, counts, devices = stage.common, self.counts[rows], self.devices[rows]
         averaging_rate = self.up if common.hierarchical else np.minimum(self.up, self.down)
         if common.regions:
             sending_s = 2 * stage.vector_bytes / (counts @ averaging_rate)
         else:
             least_rate = np.where(counts > 0, averaging_rate, np.inf).min(axis=1)
             sending_s = np.maximum(
-                self._averaged_bytes(stage) / (counts @ averaging_rate),
+                self._averaged_bytes(stage, rows) / (counts @ averaging_rate),
                 stage.vector_bytes / least_rate,
             )
         round_s = sending_s + common.devices.rtt_s[devices - 1]
         return np.asarray(np.where(devices > 1, round_s, 0.0))
 
-    def _averaged_bytes(self, stage: Stage) -> Floats:
+    def _averaged_bytes(self, stage: Stage, rows: Any) -> Floats:
         by_number = np.broadcast_to(stage.averaged_bytes, stage.common.m.shape)
-        return np.asarray(by_number[self.devices - 1])
+        return np.asarray(by_number[self.devices[rows] - 1])
 
     def _able(self, stage: Stage, limit: float, before_s: Floats, rows: Any) -> Any:
         """``bool[S, K]``: compositions that can be this stage in a mean step of ``limit`` seconds.
@@ -247,8 +247,8 @@ class _Types:
         """
         common, times, counts = stage.common, _Times.of(stage), self.counts[rows]
         n, devices = common.microbatches, self.devices[rows]
-        averaged_bytes = self._averaged_bytes(stage)[rows]
-        window_s = limit - np.maximum(before_s, self._round_s(stage)[rows])
+        averaged_bytes = self._averaged_bytes(stage, rows)
+        window_s = limit - np.maximum(before_s, self._round_s(stage, rows))
         # between operations of the stage before, with the bytes of one message on either side
         messages_s = limit - before_s + stage.hop_in_s - stage.input_latency_s
         fastest = np.where(counts > 0, self.speed, 0.0).max(axis=1)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"steps": steps, "folder": str(args.out)}))
     else:
-        inner = steps % plan.sync.every_steps if plan.sync.local_steps else 0
+        inner = steps % plan.sync.every_steps
         which = f", the last outer step of {steps}" if inner else ""
         print(f"wrote {args.out}: the model after {steps - inner} steps{which}")
     return 0

@@ -262,9 +262,9 @@ class _LocalRun:
 
     def _end_stopped(self) -> None:
         """End ranks that are stopped when all others are done; they were lost, and never end."""
-        running = [rank for rank in self.ranks if rank.ended_s is None]
         if self.monitor is None or not self.monitor.finished:
             return
+        running = [rank for rank in self.ranks if rank.ended_s is None]
         if all(is_stopped(rank.process.pid) for rank in running):
             for rank in running:
                 self.write_error(f"{self.program}: ending device {rank.name!r}, which is stopped")

@@ -311,7 +311,7 @@ def _prepare_model(state: RunState, plan: TrainingPlan, detector: FailureDetecto
     if not config.elastic:  # else in every generation
         state.progress.set_plan(plan, peak_flops(plan, ranks, state.device))
     if config.export is not None:
-        inner = config.steps % plan.sync.every_steps if plan.sync.local_steps else 0
+        inner = config.steps % plan.sync.every_steps
         if first and inner:
             _warn(
                 f"--export: the model is that of the last outer step, after {config.steps - inner} "
