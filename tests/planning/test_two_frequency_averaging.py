@@ -352,6 +352,7 @@ def test_all_stages_or_none() -> None:
         from_dict(plan.replace(averaging=((mine[0], mine[1]), plan.averaging[1])).to_dict())
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")
 @given(
     st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(lambda row: sum(row) > 1),
     st.integers(0, 1000),
@@ -367,7 +368,7 @@ def test_estimate_is_at_least_the_rounds_time(
     search = LayoutSearch(classes, model())
     links = search.problem.class_arrays._replace(equal_shares=equal)
     size = 1e7 * codec.wire_ratio
-    each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search.problem.scratch, 0.0)
+    each_s, rare_s = two_frequency_s(size, 1e7, np.array(row), links, search.problem.scratch)
     members = tuple(d for c, k in enumerate(row) for d in classes.members[c][:k])
     shares = "equal" if equal else "adaptive"
     made = averaging_rounds(cluster, members, shares, None, 1e7, codec, two_frequency=True)

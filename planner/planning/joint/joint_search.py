@@ -58,7 +58,7 @@ from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 
-SEARCH_ROUND_MOVES = 600_000.0
+SEARCH_ROUND_MOVES = 1_200_000.0
 """Maximum moves of the layout search in a search round: longer limits give more rounds."""
 FALLBACK_MOVES = 200_000.0
 """Moves of the layout search after a time limit that passed before any layout fitted."""
@@ -68,7 +68,7 @@ decides between layouts of similar estimates."""
 MIN_NEW_CANDIDATES, MAX_NEW_CANDIDATES = 6, 20
 """Candidates built in a search round from new layouts, besides those from baselines and ranks: more
 with a longer limit, since estimates rank layouts badly."""
-MOVES_PER_NEW_CANDIDATE = 100_000.0
+MOVES_PER_NEW_CANDIDATE = 200_000.0
 """Moves of the layout search that the whole limit allows, for each of these candidates."""
 MAX_TWO_STEP_SIMULATIONS = 8
 """Candidates that are simulated with a second step, after each batch of new candidates."""
@@ -319,7 +319,8 @@ class JointSearch:
         """Layouts of a search round, the most promising first.
 
         The first round leaves the number of stages open. Further ones divide the moves among the
-        outlines with the lowest estimates, and the best layout of each of them comes first.
+        outlines with the lowest estimates. The best layout of each of them comes first, since the
+        other layouts of low estimates mostly resemble each other.
         """
         layouts, estimates = self.layouts, self.best_estimates
         layouts.optima.clear()
@@ -327,6 +328,13 @@ class JointSearch:
         if not estimates:
             layouts.search(self.run, moves, self.workers)
             ranked = layouts.ranked(first=InitialLayout.SPREAD_COLD)
+            best_of_each = list(layouts.best_by_outline().values())
+            promising = [
+                scored
+                for scored in best_of_each
+                if scored.value <= PROMISING_RATIO * best_of_each[0].value
+            ]
+            ranked = list(dict.fromkeys([*ranked[:1], *promising, *ranked]))
         else:
             most = SECOND_ROUND_COUNTS if self.rounds == 2 else FURTHER_ROUND_COUNTS
             outlines = sorted(estimates, key=lambda outline: estimates[outline])[:most]

@@ -479,14 +479,16 @@ def random_move(
 
 @kernel
 def _copy_layout(source: LayoutState, target: LayoutState) -> None:
+    """Copy the stages of both: counts of others are 0 already."""
+    stages = max(source.stages[0], target.stages[0])
     target.stages[0] = source.stages[0]
     target.head_first[0] = source.head_first[0]
-    for j in range(source.counts.shape[0]):
+    for j in range(stages):
         target.cuts[j] = source.cuts[j]
         target.recompute[j] = source.recompute[j]
         for c in range(source.counts.shape[1]):
             target.counts[j, c] = source.counts[j, c]
-    target.cuts[len(source.cuts) - 1] = source.cuts[len(source.cuts) - 1]
+    target.cuts[stages] = source.cuts[stages]
 
 
 @entry

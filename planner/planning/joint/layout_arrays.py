@@ -9,6 +9,9 @@ import numpy as np
 from planner.search.arrays import Bools, Bools2, Floats, Floats2, Ints, Ints2, Words
 from planner.search.compiled import kernel
 
+ROUNDS_KEPT = 1 << 14
+"""Entries of the table of averaging rounds."""
+
 
 class ModelArrays(NamedTuple):
     """The model, by layer; L layers.
@@ -143,10 +146,10 @@ class LayoutScratch(NamedTuple):
         ``float[2, C]``: what is still to be routed over a boundary, on both sides.
     reduce_share
         ``float[C]``: share of the vector that a device reduces.
-    delay_s, compute_s, period_s, in_flight_room, messages_usd
+    delay_s, compute_s, period_s, in_flight_room, averaging_s, messages_usd
         ``float[S]``: per stage, seconds to the next stage and back, seconds of computation, period
-        of the stage alone, microbatches that fit, and dollars of a microbatch's messages. The next
-        stage after the last one is the first, if it runs the head.
+        of the stage alone, microbatches that fit, seconds of averaging, and dollars of a
+        microbatch's messages. The next stage after the last one is the first, if it runs the head.
     mixing
         ``float[S]``: mixing of the flow to the next stage. 0 if each class of devices exchanges
         messages with one other alone, towards 1 the more it splits.
@@ -155,6 +158,9 @@ class LayoutScratch(NamedTuple):
     averaged_bytes, site_devices, sites_inside
         ``float[K]``: bytes of averaging over each site's line, devices of a stage in the site, and
         innermost sites in it that have some.
+    round_keys, round_s_per_byte, round_latency_s
+        Table of averaging rounds by a hash of their devices; seconds for each byte of the vector,
+        and for any vector.
     subset
         ``int[C]``: some of a stage's devices.
     region_devices
@@ -175,11 +181,15 @@ class LayoutScratch(NamedTuple):
     period_s: Floats
     mixing: Floats
     in_flight_room: Floats
+    averaging_s: Floats
     messages_usd: Floats
     site_bytes: Floats2
     averaged_bytes: Floats
     site_devices: Floats
     sites_inside: Floats
+    round_keys: Words
+    round_s_per_byte: Floats
+    round_latency_s: Floats
     subset: Ints
     region_devices: Floats
     pairs: Ints
@@ -201,11 +211,15 @@ class LayoutScratch(NamedTuple):
             period_s=np.zeros(per_stage),
             mixing=np.zeros(per_stage),
             in_flight_room=np.zeros(per_stage),
+            averaging_s=np.zeros(per_stage),
             messages_usd=np.zeros(per_stage),
             site_bytes=np.zeros((max_stages, num_sites)),
             averaged_bytes=np.zeros(per_site),
             site_devices=np.zeros(per_site),
             sites_inside=np.zeros(per_site),
+            round_keys=np.zeros(ROUNDS_KEPT, dtype=np.uint64),
+            round_s_per_byte=np.zeros(ROUNDS_KEPT),
+            round_latency_s=np.zeros(ROUNDS_KEPT),
             subset=np.zeros(per_class, dtype=np.int64),
             region_devices=np.zeros(per_class),
             pairs=np.zeros(num_classes**2, dtype=np.int64),

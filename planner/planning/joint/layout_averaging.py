@@ -1,4 +1,8 @@
-"""Compiled estimates of the seconds in which the devices of a stage average their gradients."""
+"""Compiled estimates of the seconds in which the devices of a stage average their gradients.
+
+The same compositions of stages recur in most layouts, and the seconds of a round are linear in the
+length of its vector: rounds are kept in a table, by a hash of the devices.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from planner.search.compiled import kernel
 
 BISECTIONS = 12
 """Bisections of a round's seconds: enough to rank layouts."""
+HASH_STEP, HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+HASH_SHIFT = np.uint64(31)
 NO_CLASS: Any = np.int64(-1)
 """No device class. Not a literal, for which numba would compile a second version."""
 
@@ -64,21 +70,18 @@ def averaging_s(
     counts: Ints,
     classes: ClassArrays,
     scratch: LayoutScratch,
-    cutoff_s: float,
-    limit_s: float,
 ) -> float:
     """Seconds for the devices of a stage to average ``encoded_bytes`` on the wire.
 
     In one round or, if sites share a line and it is faster, hierarchically
     (`planner.planning.averaging.hierarchical`), where ``unencoded_bytes`` are sent within a site.
-    Adds the bytes over each site's line to ``scratch.averaged_bytes``. Stops early once the seconds
-    are at most ``cutoff_s``, or are known to exceed ``limit_s``.
+    Adds the bytes over each site's line to ``scratch.averaged_bytes``.
     """
     sites = len(classes.site_bandwidth)
+    seconds = one_round_s(encoded_bytes, counts, classes, scratch)
     if sites == 0:
-        return float(one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s, limit_s))
+        return float(seconds)
     # hierarchical averaging may be faster
-    seconds = one_round_s(encoded_bytes, counts, classes, scratch, cutoff_s, np.inf)
     devices_at, averaged_bytes = scratch.site_devices, scratch.averaged_bytes
     sites_inside = scratch.sites_inside
     members, num_sites, min_aggregators, num_aggregators = 0.0, 0, np.inf, 0.0
@@ -197,20 +200,34 @@ def _hierarchical_s(
 
 @kernel
 def one_round_s(
-    vector_bytes: float,
-    counts: Ints,
-    classes: ClassArrays,
-    scratch: LayoutScratch,
-    cutoff_s: float,
-    limit_s: float,
+    vector_bytes: float, counts: Ints, classes: ClassArrays, scratch: LayoutScratch
 ) -> float:
     """Seconds for one round of all devices, without the limits of sites' lines.
 
     With equal shares or, if faster, with shares that device limits and pairs allow (eq. 6 of
     DeDLOC), over all classes or without the one that has the slowest pair. Infinite if no device
-    may reduce. Stops early once the seconds are at most ``cutoff_s``, or are known to exceed
-    ``limit_s``.
+    may reduce.
     """
+    key = HASH_STEP
+    for c in range(len(counts)):
+        key = (key ^ np.uint64(counts[c])) * HASH_FACTOR
+        key ^= key >> HASH_SHIFT
+    entry = key % np.uint64(len(scratch.round_keys))
+    if scratch.round_keys[entry] != key:
+        scratch.round_keys[entry] = key
+        scratch.round_s_per_byte[entry], scratch.round_latency_s[entry] = _seconds_per_byte(
+            counts, classes, scratch
+        )
+    if scratch.round_s_per_byte[entry] == np.inf:
+        return np.inf
+    return float(vector_bytes * scratch.round_s_per_byte[entry] + scratch.round_latency_s[entry])
+
+
+@kernel
+def _seconds_per_byte(
+    counts: Ints, classes: ClassArrays, scratch: LayoutScratch
+) -> tuple[float, float]:
+    """Seconds of a round for each byte of the vector, and for any vector."""
     members, slowest_line, slowest_pair, rtt_s, slowest_class = 0, np.inf, np.inf, 0.0, -1
     num_aggregators, has_clients = 0, False
     share = scratch.reduce_share
@@ -227,23 +244,18 @@ def one_round_s(
                     slowest_class = c if counts[c] <= counts[d] else d
                 rtt_s = max(rtt_s, classes.rtt_s[c, d])
     if members <= 1:
-        return 0.0
-    seconds = max(
-        2 * vector_bytes * (members - 1) / members / slowest_line,
-        2 * vector_bytes / members / slowest_pair,
-    )
-    lower_s = vector_bytes / slowest_line
+        return 0.0, 0.0
+    seconds = max(2 * (members - 1) / members / slowest_line, 2 / members / slowest_pair)
+    lower_s = 1.0 / slowest_line
     if classes.equal_shares or num_aggregators == 0:
-        return np.inf if has_clients else float(seconds + rtt_s)
+        return np.inf if has_clients else seconds, rtt_s
     if has_clients and members > 2:
         # at worst, one device reduces everything
         seconds *= members
     if members > 2 and lower_s < seconds * (1 - 1e-9):
         for _ in range(BISECTIONS):
-            if seconds + rtt_s <= cutoff_s or lower_s + rtt_s > limit_s:
-                break
             middle = math.sqrt(lower_s * seconds)
-            speed = vector_bytes / middle
+            speed = 1.0 / middle
             total = _largest_shares(counts, used, classes, speed, members, NO_CLASS, share)
             if total < 1.0:
                 total = _largest_shares(counts, used, classes, speed, members, slowest_class, share)
@@ -251,7 +263,7 @@ def one_round_s(
                 seconds = middle
             else:
                 lower_s = middle
-    return float(seconds + rtt_s)
+    return seconds, rtt_s
 
 
 @kernel
@@ -261,17 +273,13 @@ def two_frequency_s(
     counts: Ints,
     classes: ClassArrays,
     scratch: LayoutScratch,
-    cutoff_s: float,
 ) -> tuple[float, float]:
     """Seconds for regions to average ``unencoded_bytes`` each, then ``encoded_bytes`` between them.
 
-    See `planner.planning.averaging.two_frequency`; limits of sites' lines are ignored. The
-    first value is ``cutoff_s`` if it would be less: it matters only where it makes a step without
-    exchange longer. The step with exchange, which counts one in H times, is then overestimated by
-    at most the difference.
+    See `planner.planning.averaging.two_frequency`; limits of sites' lines are ignored.
     """
     members, devices_in = scratch.subset, scratch.region_devices
-    num_classes, num_regions, slices, within_s, spread_s = len(counts), 0, np.inf, cutoff_s, 0.0
+    num_classes, num_regions, slices, within_s, spread_s = len(counts), 0, np.inf, 0.0, 0.0
     devices_in[:] = 0.0
     for c in range(num_classes):
         devices_in[classes.region[c]] += counts[c]
@@ -284,9 +292,7 @@ def two_frequency_s(
             members[c] = counts[c] if classes.region[c] == r else 0
             num_aggregators += members[c] if classes.can_aggregate[c] else 0
         slices = min(slices, num_aggregators if devices_in[r] > 1 else 1.0)
-        within_s = max(
-            within_s, one_round_s(unencoded_bytes, members, classes, scratch, within_s, np.inf)
-        )
+        within_s = max(within_s, one_round_s(unencoded_bytes, members, classes, scratch))
     if num_regions == 1 or slices == 0:
         return within_s, 0.0
     for c in range(num_classes):
@@ -319,5 +325,5 @@ def two_frequency_s(
                 representative = c
         if representative >= 0:
             members[representative] = 1
-    between_s = one_round_s(encoded_bytes / slices, members, classes, scratch, 0.0, np.inf)
+    between_s = one_round_s(encoded_bytes / slices, members, classes, scratch)
     return within_s, between_s + spread_s

@@ -418,13 +418,73 @@ def _step_s(
     scratch: LayoutScratch,
     max_s: float,
 ) -> float:
-    """Estimated seconds; infinite as soon as they are known to exceed ``max_s``."""
-    period = _pipeline_period(
-        model, classes, state, scratch, min(max_s / model.microbatches, 1e300)
-    )
+    """Estimated seconds; infinite as soon as they are known to exceed ``max_s``.
+
+    Averaging is estimated before the boundaries, which take longer to estimate: most layouts that
+    are too slow are so without any delay of messages.
+    """
+    for j in range(state.stages[0]):
+        state.recompute[j] = min(model.recompute[j], state.cuts[j + 1] - state.cuts[j])
+    max_period = min(max_s / model.microbatches, 1e300)
+    period = _slowest_stage_period(model, classes, state, scratch, max_period)
+    if period > max_period:
+        return np.inf
+    max_tail_s = (max_s - model.microbatches * period) * (1.0 + ROUNDING)
+    tail_s = _least_tail_s(model, classes, state, scratch, max_tail_s)
+    if tail_s > max_tail_s:
+        return np.inf
+    max_period = min((max_s - tail_s) / model.microbatches * (1.0 + ROUNDING), 1e300)
+    period = _pipeline_period(model, classes, state, scratch, period, max_period)
     if period == np.inf:
         return np.inf
     return float(_step_with_period_s(model, classes, state, scratch, period, max_s))
+
+
+@kernel
+def _slowest_stage_period(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_period: float,
+) -> float:
+    """The longest period of a stage alone; one of them if that exceeds ``max_period``."""
+    period = 0.0
+    for j in range(state.stages[0]):
+        scratch.period_s[j] = _stage_period(model, classes, state, scratch, j)
+        period = max(period, scratch.period_s[j])
+        if period > max_period:
+            break
+    return period
+
+
+@kernel
+def _least_tail_s(
+    model: ModelArrays,
+    classes: ClassArrays,
+    state: LayoutState,
+    scratch: LayoutScratch,
+    max_tail_s: float,
+) -> float:
+    """Least seconds of a step besides the periods of its microbatches: messages without delay.
+
+    Sets the stages' averaging. The search for more than ``max_tail_s`` ends early.
+    """
+    waits, way_back_s, longest_s = model.every_steps == 1.0 and not model.delayed, 0.0, 0.0
+    scratch.averaged_bytes[:] = 0.0
+    for j in range(state.stages[0] - 1, -1, -1):
+        way_back_s += scratch.compute_s[j]
+        if model.two_frequency:
+            continue
+        encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
+        scratch.averaging_s[j] = averaging_s(
+            encoded_bytes, encoded_bytes / model.wire_ratio, state.counts[j], classes, scratch
+        )
+        if waits:
+            longest_s = max(longest_s, way_back_s + scratch.averaging_s[j])
+            if longest_s > max_tail_s:
+                break
+    return max(longest_s, way_back_s)
 
 
 @kernel
@@ -433,6 +493,7 @@ def _pipeline_period(
     classes: ClassArrays,
     state: LayoutState,
     scratch: LayoutScratch,
+    slowest_stage_period: float,
     max_period: float,
 ) -> float:
     """Period of the whole pipeline; infinite if it exceeds ``max_period``.
@@ -443,18 +504,12 @@ def _pipeline_period(
     """
     stages = state.stages[0]
     boundaries = stages if _returns(state) else stages - 1
-    for j in range(len(model.recompute)):
-        state.recompute[j] = 0
-    for j in range(stages):
-        state.recompute[j] = min(model.recompute[j], state.cuts[j + 1] - state.cuts[j])
-    period = 0.0
-    for _ in range(stages + 1):
-        period = 0.0
-        for j in range(stages):
-            scratch.period_s[j] = _stage_period(model, classes, state, scratch, j)
-            period = max(period, scratch.period_s[j])
-            if period > max_period:
-                return np.inf
+    period = slowest_stage_period
+    for k in range(stages + 1):
+        if k > 0:
+            period = _slowest_stage_period(model, classes, state, scratch, max_period)
+        if period > max_period:
+            return np.inf
         for j in range(boundaries):
             period = _boundary_period(model, classes, state, scratch, j, period, max_period)
             if period > max_period:
@@ -562,62 +617,44 @@ def _step_with_period_s(
     round_trip_s, longest_s, longest_within_s, tied_ends_s = 0.0, 0.0, 0.0, 0.0
     waits = model.every_steps == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
-    scratch.averaged_bytes[:] = 0.0
-    # a step takes its pipeline, and the first stage's way back is the longest
-    pipeline_s = model.microbatches * period
-    for j in range(stages):
-        pipeline_s += scratch.compute_s[j] + scratch.delay_s[j]
-    if pipeline_s > max_s * (1.0 + ROUNDING):
-        return np.inf
     for j in range(stages - 1, -1, -1):
         round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
-        encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
-        counts = state.counts[j]
-        unencoded_bytes, cutoff_s = encoded_bytes / model.wire_ratio, longest_s - round_trip_s
-        if tied and j == 0:
-            cutoff_s = tied_ends_s - round_trip_s
         if model.two_frequency:
+            encoded_bytes = _averaged_parameters(model, state, j) * model.gradient_bytes
             within_s, between_s = two_frequency_s(
                 encoded_bytes,
-                unencoded_bytes,
-                counts,
+                encoded_bytes / model.wire_ratio,
+                state.counts[j],
                 classes,
                 scratch,
-                max(longest_within_s - round_trip_s, 0.0),
             )
             longest_within_s = max(longest_within_s, round_trip_s + within_s)
             longest_s = max(longest_s, round_trip_s + within_s + between_s)
             continue
-        limit_s = np.inf
-        if waits:
-            limit_s = (max_s - model.microbatches * period - round_trip_s) * (1.0 + ROUNDING)
-        seconds = averaging_s(
-            encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s, limit_s
-        )
-        longest_s = max(longest_s, round_trip_s + seconds)
+        longest_s = max(longest_s, round_trip_s + scratch.averaging_s[j])
         if j == 0 or j == stages - 1:
-            tied_ends_s = max(tied_ends_s, round_trip_s + seconds)
-        if waits and model.microbatches * period + longest_s > max_s:
-            return np.inf
+            tied_ends_s = max(tied_ends_s, round_trip_s + scratch.averaging_s[j])
+    # the round trip through all stages is the longest
+    if model.microbatches * period + round_trip_s > max_s:
+        return np.inf
+    if waits and model.microbatches * period + longest_s > max_s:
+        return np.inf
     if tied:
         _count_end_devices(state, scratch)
         encoded_bytes = model.tied_parameters * model.gradient_bytes
-        unencoded_bytes, counts, cutoff_s = (
-            encoded_bytes / model.wire_ratio,
-            scratch.subset,
-            longest_s - tied_ends_s,
+        longest_s = max(
+            longest_s,
+            tied_ends_s
+            + averaging_s(
+                encoded_bytes, encoded_bytes / model.wire_ratio, scratch.subset, classes, scratch
+            ),
         )
-        seconds = averaging_s(
-            encoded_bytes, unencoded_bytes, counts, classes, scratch, cutoff_s, np.inf
-        )
-        longest_s = max(longest_s, tied_ends_s + seconds)
     for s in range(len(classes.site_bandwidth)):
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / classes.site_bandwidth[s]
         longest_s = max(longest_s, scratch.compute_s[stages - 1] + sent_s)
     if longest_s == np.inf:
         return np.inf  # no device of a stage may reduce, possibly within regions already
-    # the round trip through all stages is the longest
     longest_within_s = max(longest_within_s, round_trip_s)
     pipeline_s = model.microbatches * period + longest_within_s
     averaging_adds_s = longest_s - longest_within_s

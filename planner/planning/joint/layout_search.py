@@ -26,7 +26,7 @@ MAX_STAGES, MORE_STAGES = 24, 8
 """Numbers of stages tried from 1 up; samples of larger numbers, if memory fits none of these."""
 CHUNK = 2000
 """Moves between two checks of the stopping criterion: about ten milliseconds."""
-MOVES_PER_EFFORT = 180_000.0
+MOVES_PER_EFFORT = 360_000.0
 """Moves per unit of effort."""
 ALL_COUNTS_SHARE, BEST_COUNTS_SHARE = 0.15, 0.15
 """Shares of the moves for all numbers of stages, and for the best numbers. Restarts get the other
