@@ -78,7 +78,7 @@ def no_plan_is_faster(
         # parameters return in half of the bytes
         cluster, workload = in_bf16(n, layers, count, rng, in_sites)
     workload = workload.replace(optimizer_shards=shards)
-    request = REQUESTS[int(rng.integers(len(REQUESTS)))]
+    request = REQUESTS[seed % len(REQUESTS)]
     heads, recomputes = request["heads"], request.get("recomputes", True)
     bound = joint_bound(cluster, workload, codec.wire_ratio, **request)
     lasting = mean_bound_s(cluster, workload, codec.wire_ratio, **request)

@@ -228,14 +228,14 @@ def test_rounds_with_given_numbers_of_stages_keep_to_them() -> None:
     }
 
 
-@settings(deadline=None)
+@settings(max_examples=500)
 @given(st.integers(0, 10**6), st.floats(0.5, 1.5), st.sampled_from([1, 5]), st.booleans())
 def test_truncated_estimates_exceed_the_limit(
     seed: int, part: float, every: int, delayed: bool
 ) -> None:
     """Estimates are exact up to the limit."""
     rng = np.random.default_rng(seed)
-    memory = float(rng.choice([6e7, 1e9]))
+    memory = float(rng.choice([4e7, 6e7, 9e7, 1e9]))
     classes = DeviceClasses.of(regions([2, 1, 3], seed, memory))
     given_ = Constraints(every_steps=every, delayed=delayed, heads=BOTH)
     search = LayoutSearch(classes, model(5), seed=seed, constraints=given_)
@@ -243,14 +243,13 @@ def test_truncated_estimates_exceed_the_limit(
     state = search.initial.make(outline, STARTS[int(rng.integers(3))])
     limits = search.problem.model, search.problem.class_arrays, state, search.problem.scratch
     whole = estimate(*limits, math.inf)
-    again = bool(state.recompute.any())
     most = part * whole if whole < math.inf else 1.0
     found = estimate(*limits, most)
     if found < math.inf:
         assert found == whole
     else:
-        assert whole > most * (0.8 if again else 1.0)
-    if every == 1 and not delayed and not again:
+        assert whole > most
+    if every == 1 and not delayed:
         assert estimate(*limits, 0.3 * whole) == math.inf
 
 

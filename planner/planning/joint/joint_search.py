@@ -319,8 +319,8 @@ class JointSearch:
         """Layouts of a search round, the most promising first.
 
         The first round leaves the number of stages open. Further ones divide the moves among the
-        outlines with the lowest estimates. The best layout of each of them comes first, since the
-        other layouts of low estimates mostly resemble each other.
+        outlines with the lowest estimates. The best layouts of promising outlines come first, since
+        the other layouts of low estimates mostly resemble each other.
         """
         layouts, estimates = self.layouts, self.best_estimates
         layouts.optima.clear()

@@ -1,7 +1,8 @@
 """Compiled estimates of the seconds in which the devices of a stage average their gradients.
 
-The same compositions of stages recur in most layouts, and the seconds of a round are linear in the
-length of its vector: rounds are kept in a table, by a hash of the devices.
+The same compositions of stages recur in most layouts, and the seconds of a round are those of a
+byte times the length of its vector, and a latency: both are kept in a table, by a hash of the
+devices.
 """
 
 from __future__ import annotations

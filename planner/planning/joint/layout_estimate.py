@@ -431,9 +431,11 @@ def _step_s(
         return np.inf
     max_tail_s = (max_s - model.microbatches * period) * (1.0 + ROUNDING)
     tail_s = _least_tail_s(model, classes, state, scratch, max_tail_s)
-    if tail_s > max_tail_s:
+    if tail_s > max_tail_s or tail_s == np.inf:
         return np.inf
-    max_period = min((max_s - tail_s) / model.microbatches * (1.0 + ROUNDING), 1e300)
+    if not model.recompute_free:
+        # stages that recompute more may have a shorter period in the end than boundaries at first
+        max_period = min((max_s - tail_s) / model.microbatches * (1.0 + ROUNDING), 1e300)
     period = _pipeline_period(model, classes, state, scratch, period, max_period)
     if period == np.inf:
         return np.inf
