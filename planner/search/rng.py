@@ -20,7 +20,12 @@ _UNIT = 1.0 / 9007199254740992.0  # 2 ** -53
 def next_word(state: NDArray[np.uint64]) -> Any:
     """Next 64 random bits; ``state`` has one element."""
     state[0] += _STEP
-    z = state[0]
+    return mixed(state[0])
+
+
+@kernel
+def mixed(z: Any) -> Any:
+    """Another word for every 64-bit word, without visible pattern; 0 for 0."""
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
     return z ^ (z >> _S31)

@@ -72,7 +72,6 @@ def test_cases_without_hierarchy() -> None:
         assert not pl.PlanRequest(stages=2, **fields).may_be_hierarchical
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")
 @given(
     st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(lambda row: sum(row) > 1),
     st.sampled_from([1e6, 1e7, 1e9]),
@@ -104,7 +103,6 @@ def test_the_estimate_is_no_less_than_the_rounds(
         assert found <= rounds_s(equal, 1e7, links, codec) * (1 + 1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")
 def test_links_of_aggregating_sites() -> None:
     """The first of three machines aggregates alone: its link carries four vectors, others two."""
     cluster = nodes([2, 2, 2], can_aggregate=[True, True, False, False, False, False])

@@ -74,7 +74,6 @@ def test_device_classes() -> None:
     assert classes.rtt_s[both, both] == pytest.approx(0.002)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 10**6))
 def test_averaging_estimate_is_between_best_and_equal_shares(row: list[int], seed: int) -> None:

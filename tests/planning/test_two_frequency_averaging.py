@@ -352,7 +352,6 @@ def test_all_stages_or_none() -> None:
         from_dict(plan.replace(averaging=((mine[0], mine[1]), plan.averaging[1])).to_dict())
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")
 @given(
     st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(lambda row: sum(row) > 1),
     st.integers(0, 1000),

@@ -15,11 +15,10 @@ import numpy as np
 from planner.planning.joint.layout_arrays import ClassArrays, LayoutScratch, classes_in
 from planner.search.arrays import Floats, Ints
 from planner.search.compiled import kernel
+from planner.search.rng import mixed
 
 BISECTIONS = 12
 """Bisections of a round's seconds: enough to rank layouts."""
-HASH_STEP, HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
-HASH_SHIFT = np.uint64(31)
 NO_CLASS: Any = np.int64(-1)
 """No device class. Not a literal, for which numba would compile a second version."""
 
@@ -209,19 +208,20 @@ def one_round_s(
     DeDLOC), over all classes or without the one that has the slowest pair. Infinite if no device
     may reduce.
     """
-    key = HASH_STEP
+    # 0 without devices, as the table is at first
+    key = np.uint64(0)
     for c in range(len(counts)):
-        key = (key ^ np.uint64(counts[c])) * HASH_FACTOR
-        key ^= key >> HASH_SHIFT
-    entry = key % np.uint64(len(scratch.round_keys))
-    if scratch.round_keys[entry] != key:
-        scratch.round_keys[entry] = key
-        scratch.round_s_per_byte[entry], scratch.round_latency_s[entry] = _seconds_per_byte(
+        if counts[c] > 0:
+            key = mixed(key ^ np.uint64(counts[c] << 32 | c))
+    slot = key % np.uint64(len(scratch.round_keys))
+    if scratch.round_keys[slot] != key:
+        scratch.round_keys[slot] = key
+        scratch.round_s_per_byte[slot], scratch.round_latency_s[slot] = _seconds_per_byte(
             counts, classes, scratch
         )
-    if scratch.round_s_per_byte[entry] == np.inf:
+    if scratch.round_s_per_byte[slot] == np.inf:
         return np.inf
-    return float(vector_bytes * scratch.round_s_per_byte[entry] + scratch.round_latency_s[entry])
+    return float(vector_bytes * scratch.round_s_per_byte[slot] + scratch.round_latency_s[slot])
 
 
 @kernel

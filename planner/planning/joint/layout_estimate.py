@@ -389,9 +389,13 @@ def _stage_parameters(model: ModelArrays, state: LayoutState, j: int) -> float:
 def _averages_tied(model: ModelArrays, state: LayoutState) -> bool:
     """Whether first and last stage average the tied parameters in a round of their own."""
     apart = model.tied_parameters > 0 and _head_stage(state) > 0
-    return bool(
-        apart and model.every_steps == 1.0 and not model.delayed and not model.two_frequency
-    )
+    return bool(apart and _waits(model) and not model.two_frequency)
+
+
+@kernel
+def _waits(model: ModelArrays) -> bool:
+    """Whether every step waits for the averaging of the one before."""
+    return bool(model.every_steps == 1.0 and not model.delayed)
 
 
 @kernel
@@ -431,11 +435,10 @@ def _step_s(
         return np.inf
     max_tail_s = (max_s - model.microbatches * period) * (1.0 + ROUNDING)
     tail_s = _least_tail_s(model, classes, state, scratch, max_tail_s)
-    if tail_s > max_tail_s or tail_s == np.inf:
+    if tail_s > max_tail_s:
         return np.inf
-    if not model.recompute_free:
-        # stages that recompute more may have a shorter period in the end than boundaries at first
-        max_period = min((max_s - tail_s) / model.microbatches * (1.0 + ROUNDING), 1e300)
+    # max_period leaves the tail out: a boundary may need a longer period at first than in the end,
+    # when stages recompute more
     period = _pipeline_period(model, classes, state, scratch, period, max_period)
     if period == np.inf:
         return np.inf
@@ -472,7 +475,7 @@ def _least_tail_s(
 
     Sets the stages' averaging. The search for more than ``max_tail_s`` ends early.
     """
-    waits, way_back_s, longest_s = model.every_steps == 1.0 and not model.delayed, 0.0, 0.0
+    way_back_s, longest_s = 0.0, 0.0
     scratch.averaged_bytes[:] = 0.0
     for j in range(state.stages[0] - 1, -1, -1):
         way_back_s += scratch.compute_s[j]
@@ -482,7 +485,7 @@ def _least_tail_s(
         scratch.averaging_s[j] = averaging_s(
             encoded_bytes, encoded_bytes / model.wire_ratio, state.counts[j], classes, scratch
         )
-        if waits:
+        if _waits(model):
             longest_s = max(longest_s, way_back_s + scratch.averaging_s[j])
             if longest_s > max_tail_s:
                 break
@@ -617,7 +620,6 @@ def _step_with_period_s(
     """
     stages = state.stages[0]
     round_trip_s, longest_s, longest_within_s, tied_ends_s = 0.0, 0.0, 0.0, 0.0
-    waits = model.every_steps == 1.0 and not model.delayed
     tied = _averages_tied(model, state)
     for j in range(stages - 1, -1, -1):
         round_trip_s += scratch.compute_s[j] + scratch.delay_s[j]
@@ -639,7 +641,7 @@ def _step_with_period_s(
     # the round trip through all stages is the longest
     if model.microbatches * period + round_trip_s > max_s:
         return np.inf
-    if waits and model.microbatches * period + longest_s > max_s:
+    if _waits(model) and model.microbatches * period + longest_s > max_s:
         return np.inf
     if tied:
         _count_end_devices(state, scratch)
