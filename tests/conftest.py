@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,20 @@ settings.load_profile("planner")
 
 # whoever starts the tests in the background has them ignore interrupts, also those under test
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of every folder evenly, since tests of some folders mostly wait.
+
+    While one worker waits for processes, another can then compute.
+    """
+    files: defaultdict[Path, dict[Path, None]] = defaultdict(dict)
+    for item in items:
+        files[item.path.parent][item.path] = None
+    position = {
+        path: (k + 0.5) / len(folder) for folder in files.values() for k, path in enumerate(folder)
+    }
+    items.sort(key=lambda item: position[item.path])
 
 
 @pytest.fixture
