@@ -29,6 +29,7 @@ MODULES = (
     "planner.simulator.compiled_event_loop",
     "planner.planning.joint.layout_arrays",
     "planner.planning.joint.layout_averaging",
+    "planner.planning.joint.layout_memory",
     "planner.planning.joint.layout_estimate",
     "planner.planning.joint.layout_anneal",
     "planner.planning.joint.flow_paths",

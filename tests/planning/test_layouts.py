@@ -22,7 +22,8 @@ from planner.planning.joint.flow_paths import interleaved_paths
 from planner.planning.joint.initial_layouts import InitialLayout
 from planner.planning.joint.layout import Layout, Outline
 from planner.planning.joint.layout_averaging import one_round_s
-from planner.planning.joint.layout_estimate import _stage_memory, estimate
+from planner.planning.joint.layout_estimate import estimate
+from planner.planning.joint.layout_memory import stage_memory
 from planner.planning.joint.layout_problem import Constraints
 from planner.planning.joint.layout_search import LayoutSearch
 from planner.search.stop import MaxIterations
@@ -111,7 +112,7 @@ def test_memory_equals_that_of_stage_costs(seed: int) -> None:
     for j, (a, b) in enumerate(layout.layers):
         for recomputed in range(b - a + 1):
             state.recompute[j] = recomputed
-            stage_bytes, saved_bytes = _stage_memory(search.problem.model, state, j)
+            stage_bytes, saved_bytes = stage_memory(search.problem.model, state, j)
             costs = stage_costs(work, a, b, with_head=j == layout.head_stage, recomputed=recomputed)
             assert stage_bytes == pytest.approx(costs.need_bytes(0), rel=1e-12)
             assert saved_bytes == pytest.approx(costs.saved_bytes, rel=1e-12)
