@@ -183,6 +183,9 @@ def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert read_table(lower.replace(",,", ",0,").replace(",\n", ",0\n")).latency_s == wanted
     pair = read_table("bandwidth_mbps,a,b\na,0,8\nb,0,0\n").bandwidth_bytes_per_s
     assert pair == {("a", "b"): 1e6}
+    # of which a pair may be missing
+    gap = {pair: wanted[pair] for pair in wanted if set(pair) != {"b", "c"}}
+    assert read_table(upper.replace("30", "")).latency_s == gap
     # with one more figure it is a matrix with gaps
     assert len(read_table(upper.replace("b,,,", "b,11,,")).latency_s) == 4
     path = tmp_path / "half.csv"

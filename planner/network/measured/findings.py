@@ -53,16 +53,17 @@ class Measurements:
             self.set_bandwidth(a, b, rate)
 
     def mirror_half(self, names: Sequence[str]) -> None:
-        """Complete a matrix of which exactly one triangle has values."""
+        """Complete a matrix of which only one triangle has values; some of these may be missing."""
         upper = set(combinations(names, 2))
         lower = {(b, a) for a, b in upper}
         for values in (self.latency_s, self.bandwidth_bytes_per_s):
-            if set(values) in (upper, lower):
+            found = set(values)
+            if found and (found <= upper or found <= lower):
                 values.update({(b, a): value for (a, b), value in values.items()})
                 if values is self.latency_s:
-                    self.mirrored_latencies = len(upper)
+                    self.mirrored_latencies = len(found)
                 else:
-                    self.mirrored_bandwidths = len(upper)
+                    self.mirrored_bandwidths = len(found)
 
     def renamed(self, names: Mapping[str, str]) -> Measurements:
         """The same with some devices renamed."""
