@@ -78,7 +78,8 @@ def simulate(
         What to run; its compute times are used.
     cluster, workload
         Where and what to run, by default the plan's own. Device d of the plan is device d of the
-        cluster. Both directions of a link are kept apart.
+        cluster; in a cluster with more devices, the one of its name. Both directions of a link are
+        kept apart.
     schedule
         Which of the plan's schedules the timeline shows.
     links
@@ -102,7 +103,7 @@ def simulate(
     ValueError
         There is no such schedule, or less than one core.
     NetworkError
-        The cluster has another number of devices, or lacks a pair.
+        The cluster lacks a device of the plan, has fewer, or lacks a pair.
     """
     _require_consistent(plan)
     simulation = _Simulation.of(plan, cluster, workload, links, cores)
@@ -272,10 +273,13 @@ class _Simulation:
                 f"{len(workload.layers)}; give one with as many"
             )
         if len(cluster) != len(plan.cluster):
-            raise NetworkError(
-                f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}; give one "
-                "with the plan's devices"
-            )
+            names = plan.cluster.network.ids
+            if not set(names) <= set(cluster.network.ids):
+                raise NetworkError(
+                    f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}, not "
+                    "all of the same names; give one with the plan's devices"
+                )
+            cluster = cluster.subset(names)
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
         cores = 0 if cores is None else count("cores", cores, most=MAX_CORES)
