@@ -73,6 +73,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "microbatch_samples": plan.workload.microbatch_samples,
         "schedules": [s.name for s in plan.schedules],
         "head_stage": plan.head_stage,
+        "precision": str(plan.workload.precision.compute),
         "codec": str(plan.codec),
         "boundary_codec": str(plan.workload.boundary_codec),
         "sync_every": plan.sync.every_steps,

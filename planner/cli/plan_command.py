@@ -39,7 +39,7 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.assumed import assumed_sentences
 from planner.network.cluster import Cluster
-from planner.network.devices_file import describes_all
+from planner.network.devices_file import describes_all, states_all
 from planner.network.dtype import Dtype
 from planner.network.gpus import DEFAULT_GPU
 from planner.planning.problem import PlanningProblem
@@ -54,6 +54,7 @@ from planner.planning.request import (
     ShareRule,
 )
 from planner.planning.workers import unused_gpus
+from planner.problems import ProblemError
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
@@ -66,6 +67,7 @@ from planner.training_plan.model import FORMAT, Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer
 from planner.utils.atomic_write import MADE
 from planner.utils.output_files import Output, add_force, require_outputs
+from planner.utils.text import joined
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -501,14 +503,14 @@ def run(args: argparse.Namespace) -> int:
     random_count = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
     random_count *= request.kind is PlanKind.STRAIGHT
     incumbent_file = IncumbentFile(args.out, lambda plan: isinstance(plan, TrainingPlan), plan_text)
-    result = plan(
-        cluster,
-        workload,
-        request=request,
-        stop=stop_of(args, _search_s(args, time_left, len(cluster), random_count), incumbent_file),
-        seed=args.seed,
-        executor=args.workers,
-    )
+    stop = stop_of(args, _search_s(args, time_left, len(cluster), random_count), incumbent_file)
+    try:
+        result = plan(
+            cluster, workload, request=request, stop=stop, seed=args.seed, executor=args.workers
+        )
+    except ProblemError:
+        incumbent_file.remove()
+        raise
     if result.plan is None:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
@@ -529,6 +531,8 @@ def run(args: argparse.Namespace) -> int:
     data["not_tried"] = not_tried(best_plan, asked, cluster)
     data["sequence_capped"] = _is_capped(args, best_plan)
     data["assumed_links"] = assumed_sentences(args.network)
+    data["utilization"] = _assumed_utilization(args)
+    data["traffic_price"] = _assumed_price(args, best_plan)
     scales_loss = best_plan.workload.precision.scales_loss
     if scales_loss and not asks_precision and _needs_no_fp16(cluster, best_plan):
         data["notes"].append(
@@ -683,6 +687,33 @@ def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
         f"{memory_bytes / 1e9:.3g} GB{price}, assumed to attain {flops / 1e12:.3g} TFLOP/s "
         f"({args.utilization:.0%} of its peak; --utilization)"
     )
+
+
+def _assumed_utilization(args: argparse.Namespace) -> str:
+    """What GPUs that a devices file names are assumed to attain; empty if that is not assumed."""
+    if args.devices is None or args.calibration is not None:
+        return ""
+    if not describes_all(args.devices) or states_all(args.devices, "tflops"):
+        return ""
+    return (
+        f"GPUs are assumed to attain {args.utilization:.0%} of their peak FLOP/s in training "
+        "(--utilization)"
+    )
+
+
+def _assumed_price(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
+    """The assumed price of traffic; empty if prices are given, or traffic costs nothing."""
+    cost = best_plan.cost
+    if cost is None or not cost.messages_usd or args.prices is not None:
+        return ""
+    prices = cost.prices
+    given = args.usd_per_gb is not None
+    between = [f"{prices.between_regions:g} $ a GB between regions"] * (not given)
+    if any(":" in region for region in best_plan.cluster.network.regions):
+        between.append(f"{prices.between_providers:g} between providers")
+    if not between:
+        return ""
+    return f"traffic is assumed to cost {joined(between)} (--usd-per-gb, --prices)"
 
 
 def _is_capped(args: argparse.Namespace, best_plan: TrainingPlan) -> bool:

@@ -13,9 +13,14 @@ from planner.cli.cycle_report import cycle_data, waves_rows
 from planner.cli.output import WIDTH, wrapped
 from planner.cli.simulation_report import learning_notes, sync_data, timeline_data
 from planner.network.cluster import Cluster
-from planner.network.limit_notes import long_latency, unlimited_sites, unstated_sites
+from planner.network.limit_notes import (
+    long_latency,
+    machine_pairs,
+    unlimited_sites,
+    unstated_sites,
+)
 from planner.planning.problem import PlanningProblem
-from planner.planning.request import AUTO, PlanKind, PlanRequest
+from planner.planning.request import AUTO, Objective, PlanKind, PlanRequest
 from planner.planning.straight.parallelism_candidates import ShapeRow
 from planner.planning.workers import degrees
 from planner.problems import ProblemError
@@ -93,6 +98,7 @@ def plan_data(
         "long_latency": long_latency(problem.full_cluster or problem.cluster),
         "unstated_sites": unstated_sites(problem.cluster),
         "unlimited_sites": unlimited_sites(problem.cluster),
+        "machine_pairs": machine_pairs(problem.full_cluster or problem.cluster),
         "each_device": each_device,
         "notes": list(_notes(plan)),
     }
@@ -278,6 +284,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         devices = f"{counted(data['devices'], 'worker')} of {_or(data['gpu_counts'])} GPUs"
     title = f"{data['workload']}{where}: {devices}, {', '.join(facts)}"
     undone = [f"not {item}" for item in data["not_done"]]
+    by_cost = data["objective"] == Objective.COST
     return [
         *wrapped(title),
         *_section("", _answer(data)),
@@ -285,7 +292,10 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         *_section("How good the plan is", _bounds(data)),
         *_section("Comparison with simple baselines", _comparisons(data)),
         *_section("Evaluated numbers of stages and pipelines", _candidates(data)),
-        *_section("Alternatives, and the step time with each", _alternatives(data)),
+        *_section(
+            f"Alternatives, and the {'cost' if by_cost else 'step time'} with each",
+            _alternatives(data),
+        ),
         *_section("Schedules", _schedules(data)),
         *_section("Notes", (("-", text) for text in data["notes"])),
         *_section("Assumptions", (("-", text) for text in _assumptions(data))),
@@ -594,7 +604,10 @@ def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
             f"{data['positions']:,} positions; --sequence sets another length."
         )
     yield from (f"{text}." for text in data.get("assumed_links", ()))
-    hints = "assumed_limits", "tight_limits", "long_latency", "unstated_sites", "unlimited_sites"
+    hints = (
+        *("utilization", "traffic_price", "assumed_limits", "tight_limits", "long_latency"),
+        *("machine_pairs", "unstated_sites", "unlimited_sites"),
+    )
     for hint in hints:
         if text := data[hint]:
             text = text.removeprefix("assumed: ")

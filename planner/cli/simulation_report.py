@@ -52,13 +52,17 @@ MEASURED: dict[str, str] = {
 
 def learning_notes(plan: TrainingPlan) -> list[str]:
     """Return one sentence for each decision that changes training, with its published effect."""
-    effects = []
+    effects, precision = [], plan.workload.precision
     if plan.codec is not Codec.NONE:
         effects.append(f"gradients {plan.codec}")
     boundary = plan.workload.boundary_codec
     if boundary is not BoundaryCodec.NONE:
         effects.append(f"boundaries {boundary}")
     notes = [f"{effect[:1].upper()}{effect[1:]}: {MEASURED[effect]}." for effect in effects]
+    if precision.scales_loss:
+        notes.append(
+            "Training uses fp16 with dynamic loss scaling: a step that overflows is skipped."
+        )
     if plan.sync.every_steps > 1:
         notes.append(f"Averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}.")
     if plan.two_frequency:

@@ -104,6 +104,41 @@ def unstated_sites(cluster: Cluster) -> str:
     )
 
 
+def machine_pairs(cluster: Cluster) -> str:
+    """A hint that each pair of GPUs of two machines is assumed to have the machines' rate.
+
+    A network file usually has one rate for two machines, from one pair of processes. Empty if the
+    machines' lines carry no more than that.
+    """
+    machines = cluster.devices.machines
+    if machines is None:
+        return ""
+    members: dict[str, list[int]] = {}
+    for d, machine in enumerate(machines):
+        if machine:
+            members.setdefault(machine, []).append(d)
+    names = list(members)
+    size = np.array([len(gpus) for gpus in members.values()])
+    first = [gpus[0] for gpus in members.values()]
+    rate = cluster.network.bandwidth_table.between(first)
+    limits = (cluster.devices.site_upload_bytes_per_s, cluster.devices.site_download_bytes_per_s)
+    up, down = (np.array([(limit or {}).get(name, np.inf) for name in names]) for limit in limits)
+    most = np.minimum(np.minimum(up[:, None], down[None, :]), np.outer(size, size) * rate)
+    np.fill_diagonal(most, 0.0)
+    excess = np.divide(most, rate, out=np.zeros_like(rate), where=rate > 0)
+    if excess.max(initial=0.0) <= 1 + TOLERANCE:
+        return ""
+    a, b = np.unravel_index(int(excess.argmax()), excess.shape)
+    ids = cluster.network.ids
+    return (
+        f"each of the {size[a]} x {size[b]} pairs of GPUs of {names[a]} and {names[b]} is assumed "
+        f"to have the {rate[a, b] * 8e-9:.4g} Gb/s of {ids[first[a]]} and {ids[first[b]]}, all "
+        f"together {most[a, b] * 8e-9:.4g}. If two machines have no more than that rate in all, "
+        "the step takes longer than predicted; give site_upload_mbps and site_download_mbps of "
+        "the machine, or of the site behind it, in the devices file"
+    )
+
+
 def unlimited_sites(cluster: Cluster) -> str:
     """A hint that sites of several devices have no limits; empty if all have, or there is one."""
     devices = cluster.devices

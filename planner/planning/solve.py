@@ -227,10 +227,12 @@ def _with_best_number(
 def _plan_jointly(
     problem: PlanningProblem, stop: StoppingCriterion, executor: Workers, *, compare: bool
 ) -> Result[TrainingPlan]:
-    from planner.planning.joint.joint_search import search_jointly  # numba takes a while to load
+    # numba takes a while to load
+    from planner.planning.joint.joint_search import constraints_of, search_jointly
 
     # bounds need the rates of all pairs
     problem.cluster.network.require_complete()
+    constraints_of(problem)  # refuses before baselines are searched
     run = started(stop)
     baselines = Baselines.of(problem, stop) if compare else None
     request = problem.request
@@ -264,10 +266,13 @@ def _straight_plans(
     too_many = len(problem.cluster) > MAX_STRAIGHT
     if baselines.ranks is None or too_many or INTERRUPTS.requested:
         return []
-    fastest = baselines.ranks.best[1]
+    fastest, request = baselines.ranks.best[1], problem.request
     variant = replace(fastest.start.problem, cluster=problem.cluster)
     try:
-        straight = _plan_shape(variant, shape_of(variant), stop.portion(STRAIGHT_SHARE))
+        shape = shape_of(variant)
+        if request.fixed_stages not in (None, shape.stages):
+            return []
+        straight = _plan_shape(variant, shape, stop.portion(STRAIGHT_SHARE))
     except REFUSALS:
         return []
     return [] if straight.plan is None else [straight.plan.replace(certificates={})]

@@ -355,6 +355,7 @@ def _sync(plan: TrainingPlan) -> str:
             "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}",
         ],
         ["gradient codec", str(plan.codec)],
+        ["precision", str(plan.workload.precision.compute)],
         ["activation codec", str(plan.workload.boundary_codec)],
         ["wiring", str(plan.wiring)],
         ["gradient clipping", "none" if plan.clip is None else f"{plan.clip:g}"],

@@ -10,6 +10,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.training_plan.file import save_plan
+from planner.workload.precision import Precision
 from tests.conftest import make_plan, tiny_workload
 
 
@@ -29,6 +30,17 @@ def test_differences_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "*" not in out and f"{plan.predicted.step_s:.4g} s " in out and "free_memory_bytes" in out
     )
     assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2
+
+
+def test_fp16_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a decision that the plans do not share."""
+    files = [tmp_path / f"{name}.json" for name in ("fp16", "bf16")]
+    for path in files:
+        workload = tiny_workload().replace(precision=Precision.parse(path.stem))
+        save_plan(make_plan([[0, 1], [2, 3]], workload=workload), path)
+    assert main(["compare", *map(str, files), "--json"]) == 0
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["precision"]["a"], rows["precision"]["b"]) == ("fp16", "bf16")
 
 
 def test_zero_step_time(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -22,6 +23,7 @@ from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.planning.joint.joint_search import JointSearch
 from planner.planning.joint.layout_search import LayoutSearch
+from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, SearchRun
 from planner.training_plan import file as plan_files
@@ -341,6 +343,39 @@ def test_full_standard_output(made: Path) -> None:
     assert done.stderr == (
         "planner networks: standard output: No space left on device; free some room\n"
     )
+
+
+def test_a_refused_plan_leaves_no_incumbent_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the search if the request shows it; and where a search finds it out."""
+    monkeypatch.setattr(partial_output, "EVERY_S", 0.0)
+    shape = ["--stages", "3", "--wiring", "flow", "--out", str(tmp_path / "plan.json")]
+    compared = [word for word in LONG if word != "--no-compare"]
+    with monkeypatch.context() as patch:
+        patch.setattr("planner.planning.solve.Baselines.of", None)  # not called
+        assert main([*compared, *shape, "--recompute", "0,9"]) == 2
+    assert "recompute names stage 9; stages are 0 to 2" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(JointSearch, "result", MagicMock(side_effect=ProblemError("too large")))
+        assert main([*compared, "--out", str(tmp_path / "plan.json")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_incumbents_have_the_requested_number_of_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of straight pipelines, which are searched first."""
+    found: list[int] = []
+    monkeypatch.setattr(
+        partial_output.IncumbentFile,
+        "offer",
+        lambda self, objective, plan: found.append(len(plan.stage_layers)),
+    )
+    compared = [word for word in LONG if word != "--no-compare"]
+    out = ["--no-pictures", "--out", str(tmp_path / "plan.json")]
+    assert main([*compared, *out, "--stages", "3", "--wiring", "flow"]) == 0
+    assert set(found) == {3}
 
 
 @pytest.mark.parametrize("more", [[], ["--stages", "2", "--random-placements", "0"]])

@@ -15,6 +15,7 @@ from planner.checker.step_simulation import simulated_times
 from planner.network.cluster import Cluster, Devices
 from planner.network.limit_notes import (
     long_latency,
+    machine_pairs,
     tight_limits,
     unlimited_sites,
     unstated_sites,
@@ -479,3 +480,27 @@ def test_hint_for_sites_without_limits() -> None:
     alone = Devices(1e9, 1e12, sites=["a", "b", "c", "d"])
     for devices in (limited, single, alone, Devices(1e9, 1e12)):
         assert unlimited_sites(Cluster(network, devices)) == ""
+
+
+def test_hint_for_pairs_of_gpus_of_two_machines() -> None:
+    """Each is assumed to have the machines' rate, unless their lines carry no more than that."""
+    rate = np.full((4, 4), 1.25e8)
+    rate[:2, :2] = rate[2:, 2:] = 1e11
+    network = Network(np.full((4, 4), 0.001), rate, ["a/0", "a/1", "b/0", "b/1"])
+
+    def said(machines: list[str], line: float) -> str:
+        devices = Devices(
+            *(1e9, 1e12),
+            sites=machines,
+            site_upload_bytes_per_s={"a": line, "b": line},
+            site_download_bytes_per_s={"a": line, "b": line},
+            machines=machines,
+        )
+        return machine_pairs(Cluster(network, devices))
+
+    both = ["a", "a", "b", "b"]
+    text = "each of the 2 x 2 pairs of GPUs of a and b is assumed to have the 1 Gb/s of a/0 and b/0"
+    assert said(both, 1e9).startswith(f"{text}, all together 4.")
+    assert said(both, 2.5e8).startswith(f"{text}, all together 2.")
+    assert said(both, 1.25e8) == ""
+    assert machine_pairs(Cluster(network, Devices(1e9, 1e12))) == ""

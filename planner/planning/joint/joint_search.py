@@ -141,9 +141,10 @@ def search_jointly(
     return replace(result, stop_reason=search.run.reason or INTERRUPTED)
 
 
-def _constraints(problem: PlanningProblem, devices: int) -> Constraints:
+def constraints_of(problem: PlanningProblem) -> Constraints:
     """Constraints on layouts that follow from the request."""
     request, stages = problem.request, problem.request.fixed_stages
+    devices = int(np.asarray(problem.cluster.devices.can_compute).sum())
     max_stages = min(devices, len(problem.workload.layers))
     if stages is not None and not 1 <= stages <= max_stages:
         raise ProblemError(
@@ -189,7 +190,7 @@ class JointSearch:
             by_region=request.within is not None,
         )
         wire_ratio = Codec(request.codec).wire_ratio * (1 + problem.workload.spread_ratio) / 2
-        constraints = _constraints(problem, int(self.classes.size.sum()))
+        constraints = constraints_of(problem)
         self.rng = np.random.default_rng((problem.seed, 1))
         self.layouts = LayoutSearch(
             self.classes, problem.workload, wire_ratio, problem.seed, constraints
