@@ -58,7 +58,7 @@ class Emulation:
         """Return reasons why times may reflect this machine instead of the network."""
         messages = []
         if self.busy > MAX_BUSY:
-            remedy = f"run with --speed {self.settings.speed / 2:g}"
+            remedy = f"run with a lower --speed than {self.settings.speed:g}"
             if self.settings.real_compute:
                 remedy = "plan a smaller model or fewer devices, or leave out --real-compute"
             messages.append(

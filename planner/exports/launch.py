@@ -38,6 +38,8 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
 #SBATCH --job-name={options.run_id}
 #SBATCH --nodes={len(commands)}
 #SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --nodelist={",".join(commands)}{chr(10) + "#SBATCH --no-kill" if elastic else ""}
 
 {_interface_comment(plan, options, commands)}on_node() {{

@@ -62,7 +62,9 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert code == 0
     assert sorted(p.name for p in folder.iterdir()) == ["step-000005", "step-000010"]
     code, _, said = losses_by_step(path, IDS, "--steps", "20", "--resume", str(folder))
-    assert code == 2 and "--schedule cosine, this run has constant; give --schedule" in said[0]
+    asked = "give --schedule cosine --warmup 4 --schedule-steps 18"
+    assert code == 2 and "this run has --schedule constant --warmup 0" in said[0]
+    assert said[0].endswith(asked)
     code, second, said = losses_by_step(path, IDS, "--steps", "20", "--resume", str(folder), *rates)
     assert code == 0, said
     assert sorted(second) == list(range(10, 20))
@@ -280,15 +282,12 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, [2])
     place = tmp_path / "step-000002"
     sgd = OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
-    with pytest.raises(CheckpointError, match="trained with --optimizer adamw, this run has sgd"):
-        resume(
-            tmp_path,
-            PLAN,
-            rank()[0],
-            made,
-            OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict(),
-            STEPS,
-        )
+    faster = sgd | {"learning_rate": 0.5}
+    with pytest.raises(CheckpointError) as error:
+        resume(tmp_path, PLAN, rank()[0], made, faster, STEPS)
+    was, has = str(error.value).split("was trained with ")[1].split(", this run has ")
+    assert was == "--learning-rate 0.001 --optimizer adamw"
+    assert has == f"--learning-rate 0.5 --optimizer sgd; give {was}"
     # to evaluate alone, no optimizer is needed
     sgd = OptimizerConfig(optimizer=OptimizerKind.SGD).to_dict()
     assert resume(tmp_path, PLAN, rank()[0], made, sgd, 2) == 2

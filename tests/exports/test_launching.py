@@ -144,6 +144,8 @@ def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path
     export_plan(plan, "slurm", script, hosts=hosts, interface="eth0")
     head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --nodes=3" in head
+    # otherwise a task gets one core and no GPU
+    assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(head)
     nodes = next(line for line in head if "nodelist" in line).split("=")[1].split(",")
     assert nodes == ["red", "blue.example.org", "green"]
     for name, body in (

@@ -293,13 +293,13 @@ def resume(
     theirs = index["settings"]
     with suppress(Refusal, TypeError):  # settings without effect do not count
         theirs = OptimizerConfig(**theirs).to_dict()
-    for name, value in settings.items() if files.steps < steps else ():
-        if (was := theirs.get(name)) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise CheckpointError(
-                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
-                f"{was}"
-            )
+    changed = [name for name, value in settings.items() if theirs.get(name) != value]
+    if changed and files.steps < steps:
+        was, has = (
+            " ".join(f"--{name.replace('_', '-')} {values.get(name)}" for name in changed)
+            for values in (theirs, settings)
+        )
+        raise CheckpointError(f"{path}: was trained with {was}, this run has {has}; give {was}")
     if same_plan:
         model_stage.load_state_dict(files.read_shard(ranks.rank, index))
     else:
@@ -307,10 +307,10 @@ def resume(
     if isinstance(model_stage, ModelStage) and model_stage.data is not None:
         _restore_position(model_stage, model_stage.data, index["data"], files)
     if not same_plan and ranks.rank == min(plan.stage_of):
-        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        changes_text = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
             f"planner.executor: resuming at step {files.steps} from plan {index['plan'][:12]} with "
-            f"plan {plan.content_hash[:12]}{changed}",
+            f"plan {plan.content_hash[:12]}{changes_text}",
             file=sys.stderr,
             flush=True,
         )
