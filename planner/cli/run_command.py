@@ -79,7 +79,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
     from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
-    from planner.executor.data.microbatches import make_microbatches
+    from planner.executor.data.microbatches import require_sample
     from planner.executor.launch.local import local_environment, run_local
     from planner.executor.rendezvous.address import configured_address
     from planner.executor.rendezvous.secret import SECRET_FILE, make_secret
@@ -92,11 +92,17 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     config.validate_for_plan(plan)
     configured_address()
     arch = require_executable(plan)
-    for text in (config.training_data(), config.evaluation_data()):
+    for option, text in (
+        ("--data", config.training_data()),
+        ("--eval-data", config.evaluation_data()),
+    ):
         if text is not None:
-            make_microbatches(plan, text)
+            require_sample(plan, text, option)
     if config.resume is not None:
-        require_checkpoint(config.resume)
+        settings = config.optimizer_config().to_dict()
+        done = require_checkpoint(config.resume, settings, config.steps)
+        if done is not None:
+            config.require_steps_left(done)
     if config.checkpoint is not None:
         require_fresh_folder(config.checkpoint, config.resume)
     if config.weights is not None:

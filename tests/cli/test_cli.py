@@ -46,6 +46,13 @@ def slower_regions(path: Path) -> Path:
     return path
 
 
+def one_device(folder: Path) -> Path:
+    """A devices file that leaves out all regions but one."""
+    path = folder / "one.csv"
+    path.write_text("name,count\nOregon,1\n")
+    return path
+
+
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of one device a region."""
@@ -245,6 +252,33 @@ def test_run_rejects_plans_that_exceed_memory(
     assert main(["run", str(path)]) == 2
     error = capsys.readouterr().err
     assert "8 processes need about" in error and "1.0 GB available" in error
+
+
+def test_run_refuses_data_and_checkpoints_before_processes_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text without a sample; a checkpoint of other settings, or of no fewer steps."""
+    pytest.importorskip("torch")
+    path, text, kept = (tmp_path / name for name in ("plan.json", "text.txt", "kept"))
+    argv = [*PLAN, "--no-pictures", "--stages", "1", "--no-compare", "--out", str(path)]
+    assert main([*argv, "--devices", str(one_device(tmp_path))]) == 0
+    run = ["run", str(path), "--data", str(text), "--shuffle", "1", "--steps"]
+    text.write_text("a text of more than one sample\n" * 40)
+    assert main([*run, "2", "--checkpoint", str(kept), "--every", "1"]) == 0
+    monkeypatch.setattr("planner.executor.launch.local.run_local", None)  # not called
+    resume = ["--resume", str(kept)]
+    for more, said in (
+        (["2", *resume], "--steps is 2 in total, and the checkpoint is after 2; give more than 2"),
+        (["3", *resume, "--weight-decay", "0.5"], "this run has --weight-decay 0.5; give --wei"),
+        (["3", "--eval-data", str(tmp_path / "short")], "--eval-data: there are 5 tokens, fewer"),
+    ):
+        (tmp_path / "short").write_text("short")
+        capsys.readouterr()
+        assert main([*run, *more]) == 2
+        assert said in unwrapped(capsys.readouterr().err)
+    text.write_text("")
+    assert main([*run, "3", *resume]) == 2
+    assert "--data: there are 0 tokens, fewer than a sample of 65" in capsys.readouterr().err
 
 
 def test_run_trains_and_compares_with_prediction(

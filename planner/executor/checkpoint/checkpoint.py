@@ -287,19 +287,11 @@ def resume(
     files = _latest_common(folder, plan, ranks, model_stage)
     if model_stage is None:
         return files.steps
-    index, path = files.read_index(), files.index
+    index = files.read_index()
     same_plan = index["plan"] == plan.content_hash
     changes = [] if same_plan else _require_same_model(files, index, plan)
-    theirs = index["settings"]
-    with suppress(Refusal, TypeError):  # settings without effect do not count
-        theirs = OptimizerConfig(**theirs).to_dict()
-    changed = [name for name, value in settings.items() if theirs.get(name) != value]
-    if changed and files.steps < steps:
-        was, has = (
-            " ".join(f"--{name.replace('_', '-')} {values.get(name)}" for name in changed)
-            for values in (theirs, settings)
-        )
-        raise CheckpointError(f"{path}: was trained with {was}, this run has {has}; give {was}")
+    if files.steps < steps:
+        _require_settings(files, index, settings)
     if same_plan:
         model_stage.load_state_dict(files.read_shard(ranks.rank, index))
     else:
@@ -307,10 +299,10 @@ def resume(
     if isinstance(model_stage, ModelStage) and model_stage.data is not None:
         _restore_position(model_stage, model_stage.data, index["data"], files)
     if not same_plan and ranks.rank == min(plan.stage_of):
-        changes_text = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        changed = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
         print(
             f"planner.executor: resuming at step {files.steps} from plan {index['plan'][:12]} with "
-            f"plan {plan.content_hash[:12]}{changes_text}",
+            f"plan {plan.content_hash[:12]}{changed}",
             file=sys.stderr,
             flush=True,
         )
@@ -383,13 +375,41 @@ def _restore_position(
     model_stage.seek(position)
 
 
-def require_checkpoint(folder: Path) -> None:
-    """Refuse a folder without checkpoint before anything starts."""
-    if not complete_checkpoints(folder):
+def _require_settings(
+    files: CheckpointFiles, index: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Refuse optimizer settings other than the checkpoint's."""
+    theirs = index["settings"]
+    with suppress(Refusal, TypeError):  # settings without effect do not count
+        theirs = OptimizerConfig(**theirs).to_dict()
+    changed = [name for name, value in settings.items() if theirs.get(name) != value]
+    if changed:
+        was, has = (
+            " ".join(f"--{name.replace('_', '-')} {values.get(name)}" for name in changed)
+            for values in (theirs, settings)
+        )
+        raise CheckpointError(
+            f"{files.index}: was trained with {was}, this run has {has}; give {was}"
+        )
+
+
+def require_checkpoint(folder: Path, settings: Mapping[str, Any], steps: int) -> int | None:
+    """Refuse what cannot be resumed from before anything starts.
+
+    Returns the number of steps done; None if shards of all checkpoints are elsewhere.
+    """
+    complete = complete_checkpoints(folder)
+    if not complete:
         raise CheckpointError(
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
             "with --checkpoint, or leave --resume out"
         )
+    whole = [files for files in complete if files.has_shards()]
+    if not whole:
+        return None
+    if whole[-1].steps < steps:
+        _require_settings(whole[-1], whole[-1].read_index(), settings)
+    return whole[-1].steps
 
 
 def newest_with(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.data.data_config import DataConfig
-from planner.executor.data.sources import IterableSource, Source, TextFiles
+from planner.executor.data.sources import DataError, IterableSource, Source, TextFiles
 from planner.executor.data.stream import Position, Samples
 from planner.executor.data.synthetic import Synthetic
 from planner.executor.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
@@ -65,6 +65,16 @@ def make_microbatches(plan: TrainingPlan, data: DataConfig) -> Microbatches:
     return TextMicrobatches(source, arch.sequence, samples, microbatches, data.buffer, plan.seed)
 
 
+def require_sample(plan: TrainingPlan, data: DataConfig, option: str) -> None:
+    """Refuse data of an option that have no sample of the plan's, before processes start."""
+    batches = make_microbatches(plan, data)
+    if isinstance(batches, TextMicrobatches):
+        try:
+            batches.samples.require_one()
+        except DataError as error:
+            raise DataError(f"{option}: {error}") from None
+
+
 class TextMicrobatches:
     """Microbatches of a text in its shuffled order.
 
@@ -85,7 +95,7 @@ class TextMicrobatches:
         buffer: int,
         seed: int,
     ) -> None:
-        self._source, self._samples = source, Samples(source, sequence, buffer, seed)
+        self._source, self.samples = source, Samples(source, sequence, buffer, seed)
         self._microbatch_samples, self._step_samples = samples, samples * microbatches
         self.description = f"{source.description}, {buffer} shuffled"
 
@@ -96,15 +106,15 @@ class TextMicrobatches:
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """As `Microbatches.tokens`."""
-        self._samples.forget(step * self._step_samples)
+        self.samples.forget(step * self._step_samples)
         first = step * self._step_samples + microbatch * self._microbatch_samples
-        rows = [self._samples.sample(n) for n in range(first, first + self._microbatch_samples)]
+        rows = [self.samples.sample(n) for n in range(first, first + self._microbatch_samples)]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
     def position(self, step: int) -> list[int]:
         """As `Microbatches.position`."""
-        return list(self._samples.position_for(step * self._step_samples))
+        return list(self.samples.position_for(step * self._step_samples))
 
     def seek(self, position: list[int]) -> None:
         """As `Microbatches.seek`."""
-        self._samples.seek(Position(*position))
+        self.samples.seek(Position(*position))

@@ -79,6 +79,10 @@ class Samples:
         tokens: NDArray[np.int32] = self._blocks[block][index]
         return tokens
 
+    def require_one(self) -> None:
+        """Refuse a text without a sample; reads its first pieces alone."""
+        _TokenStream(self._source, START, self._sequence + 1).take(self._sequence)
+
     def forget(self, number: int) -> None:
         """Free samples before this one."""
         self._first = number // self._buffer

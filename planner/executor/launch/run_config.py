@@ -317,6 +317,14 @@ class RunConfig:
             ],
         )
 
+    def require_steps_left(self, steps_done: int) -> None:
+        """Refuse a number of steps that a checkpoint has reached, unless to evaluate it."""
+        if steps_done > self.steps or (steps_done == self.steps and self.eval_data is None):
+            raise Refusal(
+                f"--steps is {self.steps} in total, and the checkpoint is after {steps_done}; "
+                f"give more than {steps_done}, or {steps_done} with --eval-data to evaluate alone"
+            )
+
     def shared_settings(self) -> str:
         """Settings that all ranks must have in common, as JSON."""
         names = [f.name for f in fields(self) if f.name not in (*PER_RANK, *GIVEN_TO_ALL_OR_NONE)]

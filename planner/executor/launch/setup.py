@@ -374,11 +374,7 @@ def _prepare_checkpoints(state: RunState, plan: TrainingPlan, detector: FailureD
             config.resume, plan, ranks, state.checkpointed, settings, config.steps
         )
         steps_done = state.first_step
-        if steps_done > config.steps or (steps_done == config.steps and config.eval_data is None):
-            raise Refusal(
-                f"--steps is {config.steps} in total, and the checkpoint is after {steps_done}; "
-                f"give more than {steps_done}, or {steps_done} with --eval-data to evaluate alone"
-            )
+        config.require_steps_left(steps_done)
         if config.elastic and plan.sync.delayed and steps_done:
             raise Refusal(
                 f"--elastic: {steps_done} steps were done, and the plan takes outer steps a step "
