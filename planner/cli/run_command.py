@@ -109,6 +109,13 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
         require_weights(config.weights, arch)
     if config.export is not None:
         Export(config.export, plan, config.weights)
+    alone = [j for j, group in enumerate(plan.assignment.groups) if len(group) == 1]
+    if config.elastic and alone:
+        device = plan.cluster.network.ids[plan.assignment.groups[alone[0]][0]]
+        _warn(
+            f"planner run: warning: stage {alone[0]} has one device, {device!r}: the run ends if "
+            "it is lost, also with --elastic"
+        )
     workload = executable_workload(plan)
     violations = check(plan)
     if violations:

@@ -42,14 +42,17 @@ class Peers:
     def problem(
         self, batch_samples: float, gradient_bytes: float, links: Network | None, overlap: bool
     ) -> AveragingProblem:
-        """The averaging problem; ``links`` gives the pairwise limits by the peers' names."""
+        """The averaging problem; ``links`` gives the pairwise limits by the peers' names.
+
+        Other devices of ``links`` are left out.
+        """
         pairs = None
         if links is not None:
-            unknown_id = next((name for name in links.ids if name not in self.names), None)
-            if unknown_id is not None:
+            unknown = next((name for name in self.names if name not in links.ids), None)
+            if unknown is not None:
                 raise NetworkError(
-                    f"{unknown_id!r} is no peer{did_you_mean(unknown_id, self.names)}; the peers "
-                    f"are {joined(self.names)}: name it among them, or take it out"
+                    f"peer {unknown!r} is no device of the network"
+                    f"{did_you_mean(unknown, links.ids)}; name one of {joined(links.ids)}"
                 )
             own_links = links.subset(self.names)
             if missing := own_links.describe_missing():

@@ -276,6 +276,11 @@ def test_run_refuses_data_and_checkpoints_before_processes_start(
         capsys.readouterr()
         assert main([*run, *more]) == 2
         assert said in unwrapped(capsys.readouterr().err)
+    # what is only warned about
+    with monkeypatch.context() as patch:
+        patch.setattr("planner.executor.launch.local.run_local", lambda *_, **__: (3, None))
+        assert main([*run, "3", "--elastic"]) == 3
+    assert "stage 0 has one device, 'Oregon'" in unwrapped(capsys.readouterr().err)
     text.write_text("")
     assert main([*run, "3", *resume]) == 2
     assert "--data: there are 0 tokens, fewer than a sample of 65" in capsys.readouterr().err

@@ -68,11 +68,20 @@ def test_pair_limits_come_from_a_network(
     rows = "".join(f"{a},{b},1,0.05\n" for a, b in pairs)
     links.write_text("source,destination,latency_ms,bandwidth_gbps\n" + rows)
     assert main([*argv, "--links", str(links)]) == 0
-    assert json.loads(capsys.readouterr().out)["objective"] < free
+    slow = json.loads(capsys.readouterr().out)["objective"]
+    assert slow < free
+    # other devices are left out
+    others = "".join(f"{a},e,1,0.01\ne,{a},1,0.01\n" for a in "abcd")
+    links.write_text("source,destination,latency_ms,bandwidth_gbps\n" + rows + others)
+    assert main([*argv, "--links", str(links)]) == 0
+    assert json.loads(capsys.readouterr().out)["objective"] == pytest.approx(slow)
     assert main([*argv, "--links", "aws4_dtfm_regional_2022"]) == 2
     capsys.readouterr()
     for text, said in (
-        (rows.replace("d", "dd"), "'dd' is no peer (did you mean 'd'?); the peers are a, b, c, d:"),
+        (
+            rows.replace("d", "dd"),
+            "peer 'd' is no device of the network (did you mean 'dd'?); name one of a, b, c, dd",
+        ),
         (
             rows.replace("b,a,1,0.05\n", ""),
             "1 ordered pair is not measured, the first is 'b' to 'a'; without 'a' (1 of 4) none is "
