@@ -39,9 +39,10 @@ from planner.cli.progress import PROGRESS
 from planner.cli.time_budget import TimeLeft
 from planner.network.assumed import assumed_sentences
 from planner.network.cluster import Cluster
-from planner.network.devices_file import describes_all, states_all
+from planner.network.devices_file import assumes_flops, describes_all
 from planner.network.dtype import Dtype
 from planner.network.gpus import DEFAULT_GPU
+from planner.network.prices import provider_of
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import (
     EVEN,
@@ -53,8 +54,8 @@ from planner.planning.request import (
     RequestedWiring,
     ShareRule,
 )
+from planner.planning.screening import REFUSALS
 from planner.planning.workers import unused_gpus
-from planner.problems import ProblemError
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
@@ -508,7 +509,7 @@ def run(args: argparse.Namespace) -> int:
         result = plan(
             cluster, workload, request=request, stop=stop, seed=args.seed, executor=args.workers
         )
-    except ProblemError:
+    except REFUSALS:
         incumbent_file.remove()
         raise
     if result.plan is None:
@@ -691,13 +692,11 @@ def _each_device(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
 
 def _assumed_utilization(args: argparse.Namespace) -> str:
     """What GPUs that a devices file names are assumed to attain; empty if that is not assumed."""
-    if args.devices is None or args.calibration is not None:
-        return ""
-    if not describes_all(args.devices) or states_all(args.devices, "tflops"):
+    if args.devices is None or args.calibration is not None or not assumes_flops(args.devices):
         return ""
     return (
-        f"GPUs are assumed to attain {args.utilization:.0%} of their peak FLOP/s in training "
-        "(--utilization)"
+        f"GPUs in the devices file without tflops are assumed to attain {args.utilization:.0%} of "
+        "their peak FLOP/s in training (--utilization)"
     )
 
 
@@ -706,14 +705,13 @@ def _assumed_price(args: argparse.Namespace, best_plan: TrainingPlan) -> str:
     cost = best_plan.cost
     if cost is None or not cost.messages_usd or args.prices is not None:
         return ""
-    prices = cost.prices
-    given = args.usd_per_gb is not None
-    between = [f"{prices.between_regions:g} $ a GB between regions"] * (not given)
-    if any(":" in region for region in best_plan.cluster.network.regions):
-        between.append(f"{prices.between_providers:g} between providers")
-    if not between:
-        return ""
-    return f"traffic is assumed to cost {joined(between)} (--usd-per-gb, --prices)"
+    regions = set(best_plan.cluster.network.regions)
+    providers, between = {provider_of(region) for region in regions}, []
+    if args.usd_per_gb is None and len(providers) < len(regions):
+        between.append(f"{cost.prices.between_regions:g} $ a GB between regions (--usd-per-gb)")
+    if len(providers) > 1:
+        between.append(f"{cost.prices.between_providers:g} $ a GB between providers (--prices)")
+    return f"traffic is assumed to cost {joined(between)}" if between else ""
 
 
 def _is_capped(args: argparse.Namespace, best_plan: TrainingPlan) -> bool:

@@ -27,8 +27,10 @@ def node_lines(plan: TrainingPlan, options: ExportOptions) -> str:
 
 def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """Return an sbatch script that runs one command per node, torchrun unless elastic."""
-    for host in nodes_of(plan, options):
+    nodes = nodes_of(plan, options)
+    for host in nodes:
         require_name("host", host)  # Slurm node names, not addresses
+    gpus = max(sum(plan.gpu_counts[d] for d in devices) for devices in nodes.values())
     elastic = ELASTIC in shlex.split(options.executor_options)
     commands = (_node_commands if elastic else _torchrun_commands)(plan, options)
     ends = "--no-kill --wait=0 --kill-on-bad-exit=0" if elastic else "--kill-on-bad-exit=1"
@@ -40,6 +42,7 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
+# Where GPUs are a generic resource, also: sbatch --gpus-per-node={gpus}
 #SBATCH --nodelist={",".join(commands)}{chr(10) + "#SBATCH --no-kill" if elastic else ""}
 
 {_interface_comment(plan, options, commands)}on_node() {{

@@ -149,8 +149,8 @@ def require_name(label: str, name: str) -> None:
     if not NAME.fullmatch(name) and label == "host":
         raise ExportError(
             f"host is {name!r}, not a name of letters, digits, '.', '_' and '-'; machines, "
-            "and devices without one, are hosts unless --hosts gives a CSV of device,host with a "
-            f"row per device, such as {name},10.0.0.2"
+            "and devices without one, are hosts unless --hosts gives a CSV with columns "
+            "device,host and a row per device"
         )
     if not NAME.fullmatch(name):
         raise ExportError(f"{label} is {name!r}; give letters, digits, '.', '_' and '-'")

@@ -117,6 +117,14 @@ def describes_all(path: str | Path) -> bool:
     return states_all(path, "gpu", "tflops") and states_all(path, "gpu", "memory_gb")
 
 
+def assumes_flops(path: str | Path) -> bool:
+    """Whether the FLOP/s of a device are those of its named GPU."""
+    return any(
+        row.get("name") and row.get("gpu") and not row.get("tflops")
+        for _, row in read_csv(path, error=NetworkError).rows
+    )
+
+
 def states_all(path: str | Path, *columns: str) -> bool:
     """Whether one of some columns is filled for every device that computes."""
     return all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ LONG_LATENCY_S = 2.0
 """No network takes longer: a signal is on its way to a geostationary satellite for 0.12 s."""
 TOLERANCE = 1e-9
 """Relative: a limit counts as below a rate if it is lower by more than this."""
+MAX_MACHINES = 64
+"""Machines whose links are looked at for a hint."""
 AUTO_SITE = re.compile(r"device \d+'*")
 """Names of the sites that the devices file's reader generates for devices without one."""
 
@@ -105,38 +108,47 @@ def unstated_sites(cluster: Cluster) -> str:
 
 
 def machine_pairs(cluster: Cluster) -> str:
-    """A hint that each pair of GPUs of two machines is assumed to have the machines' rate.
+    """A hint that each pair of devices of two machines is assumed to have the machines' rate.
 
     A network file usually has one rate for two machines, from one pair of processes. Empty if the
-    machines' lines carry no more than that.
+    devices and lines between them carry no more than that. Of many machines, some are looked at.
     """
-    machines = cluster.devices.machines
-    if machines is None:
-        return ""
+    devices, table = cluster.devices, cluster.network.bandwidth_table
     members: dict[str, list[int]] = {}
-    for d, machine in enumerate(machines):
+    for d, machine in enumerate(devices.machines or ()):
         if machine:
             members.setdefault(machine, []).append(d)
-    names = list(members)
-    size = np.array([len(gpus) for gpus in members.values()])
-    first = [gpus[0] for gpus in members.values()]
-    rate = cluster.network.bandwidth_table.between(first)
-    limits = (cluster.devices.site_upload_bytes_per_s, cluster.devices.site_download_bytes_per_s)
-    up, down = (np.array([(limit or {}).get(name, np.inf) for name in names]) for limit in limits)
-    most = np.minimum(np.minimum(up[:, None], down[None, :]), np.outer(size, size) * rate)
-    np.fill_diagonal(most, 0.0)
-    excess = np.divide(most, rate, out=np.zeros_like(rate), where=rate > 0)
-    if excess.max(initial=0.0) <= 1 + TOLERANCE:
+    if len(members) < 2:
         return ""
-    a, b = np.unravel_index(int(excess.argmax()), excess.shape)
-    ids = cluster.network.ids
-    return (
-        f"each of the {size[a]} x {size[b]} pairs of GPUs of {names[a]} and {names[b]} is assumed "
-        f"to have the {rate[a, b] * 8e-9:.4g} Gb/s of {ids[first[a]]} and {ids[first[b]]}, all "
-        f"together {most[a, b] * 8e-9:.4g}. If two machines have no more than that rate in all, "
-        "the step takes longer than predicted; give site_upload_mbps and site_download_mbps of "
-        "the machine, or of the site behind it, in the devices file"
+    some = list(members)[:MAX_MACHINES]
+    rates = table.between([d for name in some for d in members[name]])
+    ends = np.cumsum([0, *(len(members[name]) for name in some)])
+    around = {name: set(devices.sites_around(members[name][0])) for name in some}
+    up, down = devices.site_upload_bytes_per_s or {}, devices.site_download_bytes_per_s or {}
+    out, into = (
+        np.full(len(cluster), np.inf) if limit is None else limit
+        for limit in (cluster.upload_bytes_per_s, cluster.download_bytes_per_s)
     )
+    most_excess, text = 1 + TOLERANCE, ""
+    for (i, a), (j, b) in permutations(enumerate(some), 2):
+        between = rates[ends[i] : ends[i + 1], ends[j] : ends[j + 1]]
+        if not (between == between[0, 0]).all():
+            continue  # pairs of devices were measured
+        rate, sizes = float(between[0, 0]), between.shape
+        lines = [up[s] for s in around[a] - around[b] if s in up]
+        lines += [down[s] for s in around[b] - around[a] if s in down]
+        lines += [float(out[members[a]].sum()), float(into[members[b]].sum())]
+        most = min([sizes[0] * sizes[1] * rate, *lines])
+        if rate > 0 and most / rate > most_excess:
+            most_excess = most / rate
+            text = (
+                f"each of the {sizes[0]} x {sizes[1]} pairs of devices of machines {a} and {b} "
+                f"is assumed to have the measured {rate * 8e-9:.4g} Gb/s, all together "
+                f"{most * 8e-9:.4g}. If two machines have no more than the measured rate in all, "
+                "the step takes longer than predicted; give site_upload_mbps and "
+                "site_download_mbps of the machine, or of the site behind it, in the devices file"
+            )
+    return text
 
 
 def unlimited_sites(cluster: Cluster) -> str:

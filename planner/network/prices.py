@@ -152,7 +152,7 @@ class Prices:
                 return price
         if source == target:
             return 0.0
-        same = _provider(source) == _provider(target)
+        same = provider_of(source) == provider_of(target)
         return self.between_regions if same else self.between_providers
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,6 +174,7 @@ class Prices:
         )
 
 
-def _provider(region: str) -> str:
+def provider_of(region: str) -> str:
+    """The part of a region's name before a colon; empty without one."""
     name, colon, _ = region.partition(":")
     return name if colon else ""

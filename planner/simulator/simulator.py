@@ -77,9 +77,9 @@ def simulate(
     plan
         What to run; its compute times are used.
     cluster, workload
-        Where and what to run, by default the plan's own. Device d of the plan is device d of the
-        cluster; in a cluster with more devices, the one of its name. Both directions of a link are
-        kept apart.
+        Where and what to run, by default the plan's own. A device of the plan is the one of its
+        name in the cluster, which may have more; without these names, the one of its index. Both
+        directions of a link are kept apart.
     schedule
         Which of the plan's schedules the timeline shows.
     links
@@ -272,14 +272,15 @@ class _Simulation:
                 f"the plan has {len(plan.workload.layers)} layers, the workload "
                 f"{len(workload.layers)}; give one with as many"
             )
-        if len(cluster) != len(plan.cluster):
-            names = plan.cluster.network.ids
-            if not set(names) <= set(cluster.network.ids):
-                raise NetworkError(
-                    f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}, not "
-                    "all of the same names; give one with the plan's devices"
-                )
-            cluster = cluster.subset(names)
+        names = plan.cluster.network.ids
+        if set(names) <= set(cluster.network.ids):
+            if names != cluster.network.ids:
+                cluster = cluster.subset(names)
+        elif len(cluster) != len(plan.cluster):
+            raise NetworkError(
+                f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}, not all of "
+                "the same names; give one with the plan's devices"
+            )
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
         cores = 0 if cores is None else count("cores", cores, most=MAX_CORES)

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,10 @@ def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path
     export_plan(plan, "slurm", script, hosts=hosts, interface="eth0")
     head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --nodes=3" in head
-    # otherwise a task gets one core and no GPU
+    # otherwise a task gets one core
     assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(head)
+    most = max(Counter(HOSTS.values()).values())
+    assert f"sbatch --gpus-per-node={most}\n" in script.read_text()
     nodes = next(line for line in head if "nodelist" in line).split("=")[1].split(",")
     assert nodes == ["red", "blue.example.org", "green"]
     for name, body in (

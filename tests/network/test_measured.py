@@ -184,8 +184,11 @@ def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     pair = read_table("bandwidth_mbps,a,b\na,0,8\nb,0,0\n").bandwidth_bytes_per_s
     assert pair == {("a", "b"): 1e6}
     # of which a pair may be missing
-    gap = {pair: wanted[pair] for pair in wanted if set(pair) != {"b", "c"}}
-    assert read_table(upper.replace("30", "")).latency_s == gap
+    gap = read_table("rtt_ms,a,b,c,d\na,,10,20,30\nb,,,,50\nc,,,,60\nd,,,,\n").latency_s
+    assert len(gap) == 10 and gap["d", "b"] == 0.025 and ("c", "b") not in gap
+    # what one device measured says nothing of the other direction
+    rows = "a,,10,20\n", "b,11,,30\n", "c,21,31,\n"
+    assert [len(read_table(f"rtt_ms,a,b,c\n{row}").latency_s) for row in rows] == [2, 2, 2]
     # with one more figure it is a matrix with gaps
     assert len(read_table(upper.replace("b,,,", "b,11,,")).latency_s) == 4
     path = tmp_path / "half.csv"

@@ -87,7 +87,7 @@ def test_the_default_format(
     assert (note in said) == (expected == "fp16" and not options)
     assert ("uses fp16 with dynamic loss scaling" in " ".join(out.split())) == (expected == "fp16")
     # the devices file names GPUs, and the price of a step includes traffic
-    assert "GPUs are assumed to attain 40% of their peak FLOP/s" in " ".join(out.split())
+    assert "without tflops are assumed to attain 40% of their peak FLOP/s" in " ".join(out.split())
     if expected == "fp16":
         usual = pl.Devices.of_gpu("A100", dtype="fp16")
         assert usual.flops == pl.Devices.of_gpu("A100").flops

@@ -488,19 +488,22 @@ def test_hint_for_pairs_of_gpus_of_two_machines() -> None:
     rate[:2, :2] = rate[2:, 2:] = 1e11
     network = Network(np.full((4, 4), 0.001), rate, ["a/0", "a/1", "b/0", "b/1"])
 
-    def said(machines: list[str], line: float) -> str:
+    def said(**rates: float) -> str:
+        machines = ["a", "a", "b", "b"]
         devices = Devices(
             *(1e9, 1e12),
             sites=machines,
-            site_upload_bytes_per_s={"a": line, "b": line},
-            site_download_bytes_per_s={"a": line, "b": line},
+            site_upload_bytes_per_s=rates,
+            site_download_bytes_per_s=rates,
+            site_within={"a": "lab"},
             machines=machines,
         )
         return machine_pairs(Cluster(network, devices))
 
-    both = ["a", "a", "b", "b"]
-    text = "each of the 2 x 2 pairs of GPUs of a and b is assumed to have the 1 Gb/s of a/0 and b/0"
-    assert said(both, 1e9).startswith(f"{text}, all together 4.")
-    assert said(both, 2.5e8).startswith(f"{text}, all together 2.")
-    assert said(both, 1.25e8) == ""
+    text = "each of the 2 x 2 pairs of devices of machines a and b is assumed to have the measured"
+    assert said(a=1e9, b=1e9).startswith(f"{text} 1 Gb/s, all together 4.")
+    assert said(a=1e9, b=2.5e8).startswith(f"{text} 1 Gb/s, all together 2.")
+    assert said(a=1.25e8, b=1.25e8) == ""
+    # the line of the site around one of them
+    assert said(a=1e9, b=1e9, lab=1.25e8) == ""
     assert machine_pairs(Cluster(network, Devices(1e9, 1e12))) == ""

@@ -404,12 +404,13 @@ def require_checkpoint(folder: Path, settings: Mapping[str, Any], steps: int) ->
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
             "with --checkpoint, or leave --resume out"
         )
-    whole = [files for files in complete if files.has_shards()]
-    if not whole:
+    newest = next((files for files in reversed(complete) if files.has_shards()), None)
+    if newest is None:
         return None
-    if whole[-1].steps < steps:
-        _require_settings(whole[-1], whole[-1].read_index(), settings)
-    return whole[-1].steps
+    # another plan may need fewer shards, so that ranks can load a newer one
+    if newest.steps < steps and newest == complete[-1]:
+        _require_settings(newest, newest.read_index(), settings)
+    return newest.steps
 
 
 def newest_with(

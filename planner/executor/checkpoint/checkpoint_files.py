@@ -67,7 +67,7 @@ class CheckpointFiles:
                 f"{self.index}: has version {version}, this release reads {VERSION}; resume with "
                 "the release that wrote it"
             )
-        for name in ("settings", "data", "model", "training", "holds"):
+        for name in ("settings", "data", "model", "training", "holds", "shards"):
             if not isinstance(index.get(name), dict):
                 raise self.unreadable(f"no {name}")
         sync = index["training"].get("sync")

@@ -53,12 +53,17 @@ class Measurements:
             self.set_bandwidth(a, b, rate)
 
     def mirror_half(self, names: Sequence[str]) -> None:
-        """Complete a matrix of which only one triangle has values; some of these may be missing."""
+        """Complete a matrix of which only one triangle has values; some of these may be missing.
+
+        A row or a column alone is no triangle: it may be what one device measured.
+        """
         upper = set(combinations(names, 2))
         lower = {(b, a) for a, b in upper}
         for values in (self.latency_s, self.bandwidth_bytes_per_s):
             found = set(values)
-            if found and (found <= upper or found <= lower):
+            sources, destinations = ({pair[k] for pair in found} for k in range(2))
+            is_line = found != upper and min(len(sources), len(destinations)) < 2
+            if found and not is_line and (found <= upper or found <= lower):
                 values.update({(b, a): value for (a, b), value in values.items()})
                 if values is self.latency_s:
                     self.mirrored_latencies = len(found)
