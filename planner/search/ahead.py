@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +23,7 @@ import numba
 import numpy as np
 
 from planner.search.arrays import array_type, is_tuple, types_of
-from planner.search.compiled import ENTRIES, EXTENSIONS, PACKAGE, RECORD, digest_of
+from planner.search.compiled import ENTRIES, EXTENSIONS, OPTIONS, PACKAGE, RECORD, digest_of
 
 MODULES = (
     "planner.search.rng",
@@ -53,19 +55,21 @@ MODULES = (
 
 def main() -> int:
     """Build the extensions and the record of their sources in the package's folder."""
+    # kernels are called by each other alone, and not again after the build
+    OPTIONS.update(cache=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
     RECORD.unlink(missing_ok=True)  # so that the kernels are loaded as Python, not from extensions
     for package in {outer for module in MODULES for outer in _packages(module)}:
         # skip the package's __init__, which imports solvers that no kernel needs
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(PACKAGE.joinpath(*package.split(".")[1:]))]
     kernels = [importlib.import_module(module) for module in MODULES]
-    for allocates, name in EXTENSIONS.items():
-        entries = {
-            key: function
-            for key, (function, allocating) in ENTRIES.items()
-            if allocating == allocates
-        }
-        _compile(name, entries, allocates=allocates)
+    if sys.platform == "linux":
+        # forked processes have the modules, also those without their __init__
+        with ProcessPoolExecutor(len(EXTENSIONS), multiprocessing.get_context("fork")) as pool:
+            list(pool.map(_compile, EXTENSIONS))
+    else:
+        for allocates in EXTENSIONS:
+            _compile(allocates)
     sources = sorted({path for module in kernels for path in (_file(module), *_imported(module))})
     digests = {path.relative_to(PACKAGE).as_posix(): digest_of(path) for path in sources}
     RECORD.write_text(json.dumps({"modules": MODULES, "sources": digests}, indent=1))
@@ -90,13 +94,15 @@ def _imported(module: ModuleType) -> Iterator[Path]:
             yield _file(sys.modules[str(node.module)])
 
 
-def _compile(name: str, entries: dict[str, Callable[..., Any]], *, allocates: bool) -> None:
+def _compile(allocates: bool) -> None:
+    """Build one of the extensions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation of numba.pycc
-        compiler = importlib.import_module("numba.pycc").CC(name)
+        compiler = importlib.import_module("numba.pycc").CC(EXTENSIONS[allocates])
     compiler.output_dir, compiler.target_cpu, compiler.use_nrt = str(PACKAGE), "generic", allocates
-    for key, function in entries.items():
-        compiler.export(key, _signature(function))(function)
+    for key, (function, allocating) in ENTRIES.items():
+        if allocating == allocates:
+            compiler.export(key, _signature(function))(function)
     compiler.compile()
 
 
