@@ -262,10 +262,11 @@ def _end_solver_threads() -> None:
 def _begin(key: str, objects: Sequence[object], stop: Any) -> None:
     """Start of a process: leave signals to the parent, and end with it."""
     global _stop
-    for name in NAMES:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    # to ignore SIGTERM, if only for a moment, would discard one that is pending
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for name in NAMES:
+        if name != "SIGTERM" and hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _known_signals())
     _local.objects, _stop = {key: objects}, stop

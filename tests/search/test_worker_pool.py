@@ -114,6 +114,17 @@ def test_lost_workers_lose_no_task(caplog: pytest.LogCaptureFixture) -> None:
     assert "the search goes on without them" in caplog.text
 
 
+def test_a_worker_that_is_ended_before_it_begins_ends() -> None:
+    """It is forked with signals blocked, so that the one that ends it is pending."""
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+        worker_pool._begin("", (), None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
 def test_no_worker_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
