@@ -15,8 +15,9 @@ LONG_LATENCY_S = 2.0
 """No network takes longer: a signal is on its way to a geostationary satellite for 0.12 s."""
 TOLERANCE = 1e-9
 """Relative: a limit counts as below a rate if it is lower by more than this."""
-MAX_MACHINES = 64
-"""Machines whose links are looked at for a hint."""
+MAX_MACHINES, MIN_EXCESS = 64, 1.2
+"""Machines whose links are looked at for a hint, and by how much these must carry more than the
+rate between two devices."""
 AUTO_SITE = re.compile(r"device \d+'*")
 """Names of the sites that the devices file's reader generates for devices without one."""
 
@@ -111,7 +112,8 @@ def machine_pairs(cluster: Cluster) -> str:
     """A hint that each pair of devices of two machines is assumed to have the machines' rate.
 
     A network file usually has one rate for two machines, from one pair of processes. Empty if the
-    devices and lines between them carry no more than that. Of many machines, some are looked at.
+    devices and lines between them carry hardly more than that. Of many machines, some are looked
+    at.
     """
     devices, table = cluster.devices, cluster.network.bandwidth_table
     members: dict[str, list[int]] = {}
@@ -129,7 +131,7 @@ def machine_pairs(cluster: Cluster) -> str:
         np.full(len(cluster), np.inf) if limit is None else limit
         for limit in (cluster.upload_bytes_per_s, cluster.download_bytes_per_s)
     )
-    most_excess, text = 1 + TOLERANCE, ""
+    most_excess, text = MIN_EXCESS, ""
     for (i, a), (j, b) in permutations(enumerate(some), 2):
         between = rates[ends[i] : ends[i + 1], ends[j] : ends[j + 1]]
         if not (between == between[0, 0]).all():
