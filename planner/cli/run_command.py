@@ -78,7 +78,7 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     plan = load_plan(config.plan)
     # imported here: only a run needs torch
     from planner.executor.checkpoint.checkpoint import require_checkpoint, require_fresh_folder
-    from planner.executor.checkpoint.checkpoint_files import complete_checkpoints
+    from planner.executor.checkpoint.checkpoint_files import newest_with_shards
     from planner.executor.data.microbatches import require_sample
     from planner.executor.launch.local import local_environment, run_local
     from planner.executor.rendezvous.address import configured_address
@@ -160,8 +160,8 @@ def launch(config: RunConfig, calibration: Path | None, *, as_json: bool) -> int
     PROGRESS.clear()
     _summary(plan, steps, reason, as_json)
     if stopped is not None or (code == FAILED and HINT not in (reason or "")):
-        kept = [] if config.checkpoint is None else complete_checkpoints(config.checkpoint)
-        for files in [files for files in kept if files.has_shards()][-1:]:
+        files = None if config.checkpoint is None else newest_with_shards(config.checkpoint)
+        if files is not None:
             _warn(f"planner run: continue after {files.steps} steps with --resume {files.folder}")
     if stopped is not None:
         raise stopped

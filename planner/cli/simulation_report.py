@@ -52,14 +52,14 @@ MEASURED: dict[str, str] = {
 
 def learning_notes(plan: TrainingPlan) -> list[str]:
     """Return one sentence for each decision that changes training, with its published effect."""
-    effects, precision = [], plan.workload.precision
+    effects = []
     if plan.codec is not Codec.NONE:
         effects.append(f"gradients {plan.codec}")
     boundary = plan.workload.boundary_codec
     if boundary is not BoundaryCodec.NONE:
         effects.append(f"boundaries {boundary}")
     notes = [f"{effect[:1].upper()}{effect[1:]}: {MEASURED[effect]}." for effect in effects]
-    if precision.scales_loss:
+    if plan.workload.precision.scales_loss:
         notes.append(
             "Training uses fp16 with dynamic loss scaling: a step that overflows is skipped."
         )

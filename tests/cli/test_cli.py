@@ -46,13 +46,6 @@ def slower_regions(path: Path) -> Path:
     return path
 
 
-def one_device(folder: Path) -> Path:
-    """A devices file that leaves out all regions but one."""
-    path = folder / "one.csv"
-    path.write_text("name,count\nOregon,1\n")
-    return path
-
-
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of one device a region."""
@@ -259,9 +252,11 @@ def test_run_refuses_data_and_checkpoints_before_processes_start(
 ) -> None:
     """Text without a sample; a checkpoint of other settings, or of no fewer steps."""
     pytest.importorskip("torch")
-    path, text, kept = (tmp_path / name for name in ("plan.json", "text.txt", "kept"))
+    names = ("one.csv", "plan.json", "text.txt", "kept")
+    devices, path, text, kept = (tmp_path / name for name in names)
+    devices.write_text("name,count\nOregon,1\n")
     argv = [*PLAN, "--no-pictures", "--stages", "1", "--no-compare", "--out", str(path)]
-    assert main([*argv, "--devices", str(one_device(tmp_path))]) == 0
+    assert main([*argv, "--devices", str(devices)]) == 0
     run = ["run", str(path), "--data", str(text), "--shuffle", "1", "--steps"]
     text.write_text("a text of more than one sample\n" * 40)
     assert main([*run, "2", "--checkpoint", str(kept), "--every", "1"]) == 0

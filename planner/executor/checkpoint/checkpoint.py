@@ -25,6 +25,7 @@ from planner.executor.checkpoint.checkpoint_files import (
     CheckpointError,
     CheckpointFiles,
     complete_checkpoints,
+    newest_with_shards,
     started_checkpoints,
 )
 from planner.executor.checkpoint.reshard import description, differences, source_shards
@@ -404,7 +405,7 @@ def require_checkpoint(folder: Path, settings: Mapping[str, Any], steps: int) ->
             f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
             "with --checkpoint, or leave --resume out"
         )
-    newest = next((files for files in reversed(complete) if files.has_shards()), None)
+    newest = newest_with_shards(folder)
     if newest is None:
         return None
     # another plan may need fewer shards, so that ranks can load a newer one

@@ -125,3 +125,10 @@ def started_checkpoints(folder: Path) -> list[CheckpointFiles]:
 def complete_checkpoints(folder: Path) -> list[CheckpointFiles]:
     """The checkpoints with an index, in order of steps."""
     return [files for files in started_checkpoints(folder) if files.has_index()]
+
+
+def newest_with_shards(folder: Path) -> CheckpointFiles | None:
+    """The newest checkpoint with an index and all its shards; None if there is none."""
+    return next(
+        (files for files in reversed(complete_checkpoints(folder)) if files.has_shards()), None
+    )

@@ -62,8 +62,8 @@ class Measurements:
         for values in (self.latency_s, self.bandwidth_bytes_per_s):
             found = set(values)
             sources, destinations = ({pair[k] for pair in found} for k in range(2))
-            is_line = found != upper and min(len(sources), len(destinations)) < 2
-            if found and not is_line and (found <= upper or found <= lower):
+            is_line = min(len(sources), len(destinations)) < 2
+            if not is_line and (found <= upper or found <= lower):
                 values.update({(b, a): value for (a, b), value in values.items()})
                 if values is self.latency_s:
                     self.mirrored_latencies = len(found)

@@ -1,4 +1,4 @@
-"""Compiled memory of a layout's stages: their state, and the microbatches that fit beside it."""
+"""Compiled memory model of stages: bytes of their state, and microbatches that fit in the rest."""
 
 from __future__ import annotations
 
