@@ -134,13 +134,9 @@ INSTANCES = (
 )
 
 
-EVOLUTION = 20.0
-"""Effort of the genetic methods per unit of benchmark effort, for a similar running time."""
-
-
-def _solver(method: str, units: float = 1.0) -> Any:
+def _solver(method: str) -> Any:
     def run(problem: AssignmentProblem, seed: int, effort: float) -> Any:
-        return solve_assignment(problem, Effort(units * effort), seed, method)
+        return solve_assignment(problem, Effort(effort), seed, method)
 
     return run
 
@@ -189,14 +185,14 @@ METHODS = (
     _method("ours", _solver("auto"), MethodKind.OURS, "solve_assignment, auto", seeded=True),
     _method(
         "DT-FM's GA",
-        _solver("genetic", EVOLUTION),
+        _solver("genetic"),
         MethodKind.PAPER,
         "DT-FM, section 3.2",
         seeded=True,
     ),
     _method(
         "Kernighan-Lin",
-        _solver("kl", EVOLUTION),
+        _solver("kl"),
         MethodKind.PAPER,
         "its local search, DT-FM's Figure 4",
         seeded=True,

@@ -168,28 +168,31 @@ class AutoSolver:
 
     def _search_and_prove(self) -> None:
         """Search, and improve the packing bound and the chain bound in the remaining time."""
-        chain = None
-        if ChainBound.applies(self.data):
-            chain = ChainBound(self.data, self.search.best)
         if self.search_run.paced_by_time:
-            self._search_by_time(chain)
+            self._search_by_time()
         else:
-            self._search_by_iterations(chain)
+            self._search_by_iterations()
 
-    def _search_by_time(self, chain: ChainBound | None) -> None:
+    def _chain_bound(self) -> ChainBound | None:
+        applies = ChainBound.applies(self.data)
+        return ChainBound(self.data, self.search.best) if applies else None
+
+    def _search_by_time(self) -> None:
         run, params = self.search_run, self.params
         until_s = math.inf
-        if chain is not None or PackingBound.applies(self.data):
+        if ChainBound.applies(self.data) or PackingBound.applies(self.data):
             remaining_s = run.remaining_s
             wanted_s = max(params.search_share * remaining_s, params.search_s)
             until_s = run.elapsed_s + min(wanted_s, params.max_search_share * remaining_s)
         self.search.run(until_s=until_s)
         self._prove_by_packing(MAX_MODELS)
+        chain = None if run.check() is not None else self._chain_bound()
         while chain is not None and run.check() is None and self._solve_queries(chain):
             pass
         self.search.run()
 
-    def _search_by_iterations(self, chain: ChainBound | None) -> None:
+    def _search_by_iterations(self) -> None:
+        chain = self._chain_bound()
         while self.search_run.check() is None:
             self.search.run(iterations=self.params.search_iterations)
             for _ in range(self.params.rounds):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -146,8 +147,10 @@ class ChainBound:
         self.sets = BoundarySets(data)
         forest = Forest(data)
         self.levels = forest.levels
+        # many sets have as many links
+        level_of = cache(forest.level)
         levels = {
-            key: self._initial_level(forest.level(self.sets.pairs(key)))
+            key: self._initial_level(level_of(self.sets.pairs(key)))
             for key in sorted(set(self.sets.keys))
         }
         self.work_factor = 1

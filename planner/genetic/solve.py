@@ -24,7 +24,7 @@ from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.utils.validate import short_repr
 
 MOVES_PER_EFFORT = 6e6
-OFFSPRING_PER_EFFORT = 1e3
+OFFSPRING_PER_EFFORT = 2e5
 """Annealing moves, and offspring times devices, in a unit of effort: about a second of one core."""
 
 EVOLUTIONS = {

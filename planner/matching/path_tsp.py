@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,18 @@ from planner.search.stop import MaxRuntime, StoppingCriterion, started
 
 Order = tuple[int, ...]
 
-STEPS_PER_EFFORT = 2e8
-"""Starts of the local search per unit of effort, times the cube of the nodes."""
+STEPS_PER_EFFORT = 8e6
+"""Local searches per unit of effort, times the square of the nodes."""
 
 MAX_BLOCK = 3
 """Nodes that Or-opt moves together, at most."""
 ROUNDING = 1e-12
 """Gains below this share of the largest cost times the nodes may be rounding errors."""
+MAX_BRIDGE = 50
+"""Nodes that a perturbation of iterated local search exchanges, at most."""
+WHOLE = 1e11
+"""Sum of the largest costs as CP-SAT's integers: small enough for it, and rounding stays far below
+`planner.search.certificate.OPTIMAL_GAP`."""
 EXACT_NODES = 16
 """Maximum number of nodes for Held-Karp, which takes well under a second."""
 
@@ -42,6 +48,9 @@ class OpenPathParams:
         total, and at least ``min_starts``.
     circuit_nodes
         Maximum number of nodes for which CP-SAT improves the bound.
+    iterated_share, max_iterated
+        Share of the remaining limit for iterated local search before CP-SAT, and its most local
+        searches.
     max_work
         CP-SAT's deterministic time without a pure time limit.
     """
@@ -49,8 +58,10 @@ class OpenPathParams:
     runtime_s: float = 10.0
     min_starts: int = 4
     max_start_nodes: int = 2000
-    circuit_nodes: int = 120
-    max_work: float = 20.0
+    circuit_nodes: int = 200
+    iterated_share: float = 0.2
+    max_iterated: int = 2000
+    max_work: float = 8.0
 
 
 def open_path(
@@ -59,16 +70,16 @@ def open_path(
     """Shortest open path: minimise the sum of ``cost[order[i], order[i + 1]]``.
 
     Exact by dynamic programming (Held and Karp) up to 16 nodes. Beyond that, 2-opt and Or-opt from
-    several starts with the assignment bound; CP-SAT improves both in the remaining time for up to
-    120 nodes.
+    several starts (nearest neighbours, and the patched assignment relaxation) with the assignment
+    bound. Iterated local search then improves the path and, up to 200 nodes, CP-SAT both.
 
     Parameters
     ----------
     cost
         ``float[n, n]`` in any unit, finite; the diagonal is ignored. It may be asymmetric.
     stop
-        When to stop for more than 16 nodes, by default after 10 s. One iteration is one start of
-        the local search.
+        When to stop for more than 16 nodes, by default after 10 s. One iteration is one local
+        search.
     seed
         Seed of the random generator.
 
@@ -88,11 +99,16 @@ def open_path(
     References
     ----------
     M. Held and R. M. Karp, "A dynamic programming approach to sequencing problems" (1962).
+
+    R. M. Karp, "A patching algorithm for the nonsymmetric traveling-salesman problem" (1979).
+
+    O. Martin, S. W. Otto and E. W. Felten, "Large-step Markov chains for the traveling salesman
+    problem" (1991).
     """
     matrix = _checked(cost)
     params = OpenPathParams()
     criterion = MaxRuntime(params.runtime_s) if stop is None else stop
-    run = started(criterion, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 3))
+    run = started(criterion, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 2))
     exact = len(matrix) <= EXACT_NODES
     method = "held-karp" if exact else "local-search+cp-sat"
     best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=seed_of(seed))
@@ -105,6 +121,8 @@ def open_path(
     with run.interruptible():
         best.offer_bound(_assignment_bound(matrix), "assignment relaxation")
         _local_search(matrix, best, params)
+        if run.check() is None:
+            _iterated_local_search(matrix, best, params)
         if run.check() is None and len(matrix) <= params.circuit_nodes:
             _solve_circuit(matrix, best, params)
     order = _canonical(matrix, best.plan or tuple(range(len(matrix))))
@@ -179,16 +197,86 @@ def _local_search(
     """2-opt and Or-opt from several starts, one iteration each."""
     n = len(cost)
     starts = max(params.min_starts, min(n, params.max_start_nodes // n))
-    for start in np.random.default_rng(best.seed).permutation(n)[:starts]:
-        improved = _descend(cost, _nearest_neighbour(cost, int(start)))
-        order = tuple(int(i) for i in improved)
-        best.offer(path_length(cost, order), order)
+    first_nodes = np.random.default_rng(best.seed).permutation(n)[:starts]
+    for k, first in enumerate(first_nodes):
+        start = _patched_assignment(cost) if k == 1 else _nearest_neighbour(cost, int(first))
+        _offer(cost, best, _descend(cost, start))
         if best.run.update() is not None:
             break
 
 
+def _offer(cost: NDArray[np.float64], best: Incumbent[Order], found: Ints) -> float:
+    """Offer an order; its length."""
+    order = tuple(found.tolist())
+    length = path_length(cost, order)
+    best.offer(length, order)
+    return length
+
+
+def _iterated_local_search(
+    cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams
+) -> None:
+    """Descents from the best order with two neighbouring runs exchanged (a double bridge)."""
+    assert best.plan is not None
+    run, rng, n = best.run, np.random.default_rng((best.seed, 1)), len(cost)
+    current = np.array(best.plan)
+    length = path_length(cost, best.plan)
+    until_s = until = math.inf
+    if n <= params.circuit_nodes:
+        # the rest is for CP-SAT
+        share = params.iterated_share
+        until = run.iterations + min(share * run.remaining_iterations, params.max_iterated)
+        if run.paced_by_time:
+            until_s = run.elapsed_s + share * run.remaining_s
+    while run.check() is None and run.iterations < until and run.elapsed_s < until_s:
+        first, *middle, last = np.sort(rng.choice(min(n, MAX_BRIDGE) + 1, 3, replace=False))
+        shift = int(rng.integers(n - last + 1))
+        a, b, c = (shift + end for end in (first, *middle, last))
+        changed = np.concatenate([current[:a], current[b:c], current[a:b], current[c:]])
+        changed = _descend(cost, changed)
+        new_length = _offer(cost, best, changed)
+        if new_length <= length:
+            current, length = changed, new_length
+        run.update()
+
+
+def _patched_assignment(cost: NDArray[np.float64]) -> Ints:
+    """The path from the assignment relaxation: its cycles are joined, the longest ones first."""
+    padded, successor = _assignment(cost)
+    while len(cycles := _cycles(successor)) > 1:
+        one, other = map(np.array, sorted(cycles, key=len)[-2:])
+        joined = padded[one[:, None], successor[other]] + padded[other, successor[one][:, None]]
+        kept = padded[one, successor[one]][:, None] + padded[other, successor[other]]
+        i, j = np.unravel_index(int(np.argmin(joined - kept)), joined.shape)
+        a, b = one[i], other[j]
+        successor[a], successor[b] = successor[b], successor[a]
+    (cycle,) = cycles
+    depot = cycle.index(len(cost))
+    return np.array(cycle[depot + 1 :] + cycle[:depot], dtype=np.int64)
+
+
+def _cycles(successor: Ints) -> list[list[int]]:
+    """The cycles of a permutation."""
+    cycles, seen = [], np.zeros(len(successor), dtype=bool)
+    for first in range(len(successor)):
+        cycle, node = list[int](), first
+        while not seen[node]:
+            seen[node] = True
+            cycle.append(node)
+            node = int(successor[node])
+        if cycle:
+            cycles.append(cycle)
+    return cycles
+
+
 def _assignment_bound(cost: NDArray[np.float64]) -> float:
     """Lower bound by the assignment of successors, with a depot node of cost 0."""
+    padded, successor = _assignment(cost)
+    return float(padded[np.arange(len(padded)), successor].sum())
+
+
+def _assignment(cost: NDArray[np.float64]) -> tuple[Floats2, Ints]:
+    """Costs with a depot node of cost 0, and everyone's successor in the cheapest assignment."""
     from scipy.optimize import linear_sum_assignment
 
     n = len(cost)
@@ -197,8 +285,7 @@ def _assignment_bound(cost: NDArray[np.float64]) -> float:
     # larger than any path, so that no node follows itself
     forbidden = (np.abs(cost).max() + 1.0) * (n + 1)
     np.fill_diagonal(padded, forbidden)
-    rows, columns = linear_sum_assignment(padded)
-    return float(padded[rows, columns].sum())
+    return padded, linear_sum_assignment(padded)[1]
 
 
 @allocating_entry
@@ -297,7 +384,7 @@ def _solve_circuit(
 
     assert best.plan is not None
     n, order = len(cost), best.plan
-    scale = 1e9 / max(float(np.abs(cost).max()), 1e-300) / n
+    scale = WHOLE / max(float(np.abs(cost).max()), 1e-300) / n
     # rounded down, so that the bound in integers is valid for the real costs
     whole_cost = np.floor(cost * scale).astype(np.int64)
     model = cp_model.CpModel()

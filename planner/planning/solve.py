@@ -73,6 +73,8 @@ MAX_KINDS = 4
 """Kinds of machines whose number of GPUs per worker is varied, the fastest ones."""
 EXCHANGE_SHARE = 0.3
 """Share of the limit on straight pipelines for exchanges of devices on the simulator."""
+MEAN_BOUND_SHARE = 0.1
+"""Share of a time limit for the bound on the mean step, after the joint search."""
 STRAIGHT_SHARE, MAX_STRAIGHT = 0.1, 256
 """Share of the limit for straight pipelines before the joint search, and the number of devices up
 to which they are tried."""
@@ -237,9 +239,6 @@ def _plan_jointly(
     baselines = Baselines.of(problem, stop) if compare else None
     request = problem.request
     bound = _bound_for_all_plans(joint_bound, problem, problem.workload, problem.heads)
-    of_mean = None
-    if compare:
-        of_mean = _bound_for_all_plans(mean_bound, problem, problem.workload, problem.heads)
     by_cost = PlanObjective.of(request).by_cost
     if by_cost:
         bound = cost_bound(problem, bound)
@@ -247,16 +246,30 @@ def _plan_jointly(
     if baselines is not None:
         plans += [baseline.plan() for baseline in baselines]
         plans += _straight_plans(problem, baselines, stop)
-    searched = search_jointly(problem, _remaining_limit(stop, run), bound, plans, executor)
+    limit = _remaining_limit(stop, run, MEAN_BOUND_SHARE if compare else 0.0)
+    searched = search_jointly(problem, limit, bound, plans, executor)
     searched = replace(searched, baselines=baselines)
     result = _with_certificates(searched, {}, "cost" if by_cost else "step")
-    result = _with_mean_bound(result, of_mean)
+    if compare:
+        with run.interruptible():
+            result = _with_mean_bound(result, _mean_bound(problem, run))
+    result = replace(result, runtime_s=run.elapsed_s)
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
 
-def _remaining_limit(stop: StoppingCriterion, run: SearchRun) -> StoppingCriterion:
-    """The rest of a limit in seconds; other limits are for the search alone."""
-    return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
+def _remaining_limit(
+    stop: StoppingCriterion, run: SearchRun, reserved: float = 0.0
+) -> StoppingCriterion:
+    """The rest of a limit in seconds, less a share of it; other limits are for the search alone."""
+    if math.isinf(run.remaining_s):
+        return stop
+    return stop.portion(1.0, run.remaining_s - reserved * stop.seconds())
+
+
+def _mean_bound(problem: PlanningProblem, run: SearchRun) -> StepBound | None:
+    """A bound on the mean step; less tight if the time is up."""
+    bound_of = partial(mean_bound, is_over=lambda: run.remaining_s <= 0)
+    return _bound_for_all_plans(bound_of, problem, problem.workload, problem.heads)
 
 
 def _straight_plans(

@@ -177,7 +177,25 @@ class AssignmentProblem:
         return sum(2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1))
 
     def cost(self, groups: Sequence[Sequence[int]]) -> float:
-        """COMM-COST of eq. 1 in seconds for groups in pipeline order."""
+        """COMM-COST of eq. 1 in seconds for groups in pipeline order.
+
+        Raises
+        ------
+        ProblemError
+            The groups have other sizes than the stages, or not every device once.
+        """
+        sizes = tuple(map(len, groups))
+        if sizes != self.stage_sizes:
+            raise ProblemError(
+                f"groups have {short_repr(sizes)} devices; the problem's stages have "
+                f"{short_repr(self.stage_sizes)}"
+            )
+        devices = sorted(d for group in groups for d in group)
+        if devices != list(range(len(devices))):
+            raise ProblemError(
+                f"groups are {short_repr(groups)}; give each device from 0 to "
+                f"{len(devices) - 1} once"
+            )
         return self.data_parallel_s(groups) + self.pipeline_s(groups)
 
     def replace(self, **changes: Any) -> AssignmentProblem:

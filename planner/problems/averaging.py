@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, positive
 from planner.utils.text import counted, quantity
-from planner.utils.validate import numbers
+from planner.utils.validate import numbers, short_repr
 
 Floats = NDArray[np.float64]
 
@@ -180,7 +180,7 @@ class AveragingProblem:
         ndarray
             ``float[n]``.
         """
-        r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
+        r, c = self._per_peer(rates, computes)
         used: Floats = c * (r.sum() - r) + (len(self) - 1) * r
         return used
 
@@ -199,7 +199,7 @@ class AveragingProblem:
         ndarray
             ``float[n]``.
         """
-        r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
+        r, c = self._per_peer(rates, computes)
         used: Floats = (c.sum() - c) * r + (r.sum() - r)
         return used
 
@@ -218,7 +218,7 @@ class AveragingProblem:
         ndarray
             ``float[n, n]``.
         """
-        r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
+        r, c = self._per_peer(rates, computes)
         used: Floats = np.outer(c, r) + r[:, None]
         np.fill_diagonal(used, 0.0)
         return used
@@ -235,9 +235,28 @@ class AveragingProblem:
         computes
             ``bool[n]``, c_i.
         """
-        total = float(np.sum(np.asarray(rates, dtype=np.float64)))
-        samples = float(self.samples_per_s[np.asarray(computes, dtype=bool)].sum())
-        return self.steps_of(samples, np.inf if len(self) == 1 else total)
+        r, c = self._per_peer(rates, computes)
+        samples = float(self.samples_per_s[c > 0].sum())
+        return self.steps_of(samples, np.inf if len(self) == 1 else float(r.sum()))
+
+    def _per_peer(self, rates: ArrayLike, computes: ArrayLike) -> tuple[Floats, Floats]:
+        """Rates and contributors as numbers, one a peer."""
+        found = []
+        for field, values, kind in (
+            ("rates", rates, "finite numbers"),
+            ("computes", computes, "truth values"),
+        ):
+            try:
+                array = np.asarray(values, dtype=np.float64)
+            except (TypeError, ValueError):
+                array = np.array(np.nan)
+            valid = np.isfinite(array) if field == "rates" else np.isin(array, (0.0, 1.0))
+            if array.shape != (len(self),) or not valid.all():
+                raise ProblemError(
+                    f"{field} must be {len(self)} {kind}, one per peer, found {short_repr(values)}"
+                )
+            found.append(array)
+        return found[0], found[1]
 
     def steps_of(self, samples_per_s: float, total_rate: float) -> float:
         """Steps per second from ``sum_i s_i c_i`` and R, overlapped or one after the other."""

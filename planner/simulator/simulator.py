@@ -75,7 +75,7 @@ def simulate(
     Parameters
     ----------
     plan
-        What to run; its compute times are used.
+        What to run. Its compute times are used, whatever the workload.
     cluster, workload
         Where and what to run, by default the plan's own. A device of the plan is the one of its
         name in the cluster, which may have more; without these names, the one of its index. Both
@@ -99,7 +99,7 @@ def simulate(
     ------
     SimulationError
         The plan contradicts itself, such as by an order of operations that deadlocks, or the
-        workload has another number of layers.
+        workload has another number of layers, or another batch.
     ValueError
         There is no such schedule, or less than one core.
     NetworkError
@@ -272,6 +272,13 @@ class _Simulation:
                 f"the plan has {len(plan.workload.layers)} layers, the workload "
                 f"{len(workload.layers)}; give one with as many"
             )
+        for field in ("batch_samples", "microbatch_samples"):
+            planned, given = getattr(plan.workload, field), getattr(workload, field)
+            if planned != given:
+                raise SimulationError(
+                    f"the plan is for {field} {planned}, the workload has {given}; make a plan for "
+                    "this workload"
+                )
         names = plan.cluster.network.ids
         if set(names) <= set(cluster.network.ids):
             if names != cluster.network.ids:

@@ -38,6 +38,18 @@ def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]
             assert hops.max() == problem.boundary_s(j, plan.groups[j], plan.groups[j + 1])
 
 
+@pytest.mark.parametrize(
+    "groups", [[[0, 1], [2, -1]], [[0, 1], [2, 9]], [[0, 1], [2, 2]], [[0, 1]], [[0, 1, 2], [3]]]
+)
+def test_costs_of_other_groups_are_refused(groups: list[list[int]]) -> None:
+    """Groups that are no assignment have no cost."""
+    ones = np.ones((4, 4))
+    problem = AssignmentProblem(Network(ones, ones), 2, 2, 1.0, 1.0)
+    assert problem.cost([[0, 3], [2, 1]]) > 0
+    with pytest.raises(ProblemError, match="^groups (are|have) "):
+        problem.cost(groups)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sites", [None, 2])
 def test_auto_is_optimal_on_small_instances(shape: dict[str, object], sites: int | None) -> None:

@@ -15,6 +15,7 @@ from planner.matching.path_tsp import (
     OpenPathParams,
     _assignment_bound,
     _descend,
+    _patched_assignment,
     _solve_circuit,
     path_length,
 )
@@ -108,6 +109,29 @@ def test_circuit_bound_is_valid(stop: StoppingCriterion) -> None:
         assert incumbent.bound is not None
         assert best * (1 - 1e-6) <= incumbent.bound <= best
         assert incumbent.basis == "CP-SAT circuit"
+
+
+@pytest.mark.parametrize("n", [2, 9, 40])
+def test_patched_assignment_is_a_path(n: int) -> None:
+    """It visits every node once, and is optimal where the relaxation is one cycle."""
+    rng = np.random.default_rng(n)
+    path = _patched_assignment(rng.random((n, n)))
+    assert sorted(path.tolist()) == list(range(n))
+    order = rng.permutation(n)
+    cost = np.ones((n, n))
+    cost[order[:-1], order[1:]] = 0.0
+    assert path_length(cost, tuple(_patched_assignment(cost).tolist())) == 0.0
+
+
+def test_long_paths_use_their_limit() -> None:
+    """Beyond CP-SAT's sizes iterated local search improves the path until the limit."""
+    points = np.random.default_rng(0).random((OpenPathParams().circuit_nodes + 10, 2))
+    cost = np.linalg.norm(points[:, None] - points[None, :], axis=2)
+    short, long = (open_path(cost, MaxIterations(count)) for count in (4, 300))
+    assert long.stop_reason == "iteration limit"
+    assert long.objective is not None and short.objective is not None
+    assert long.objective < 0.99 * short.objective
+    assert sorted(long.plan or ()) == list(range(len(cost)))
 
 
 def test_wrong_bounds_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:

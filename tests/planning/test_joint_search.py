@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -436,6 +437,25 @@ def test_single_devices_are_evaluated_with_little_effort() -> None:
     found = pl.plan(cluster, work, stop=pl.Effort(0.05)).plan
     assert found is not None
     assert len(found.cluster) == 1 and len(found.left_out) == n - 1
+
+
+def test_an_interrupt_of_the_bound_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound on the mean comes after the search; without it the plan is as good."""
+    cluster = pl.Cluster(random_network(6), pl.Devices(1e9, 16e9))
+    workload = tiny_workload(batch_samples=8)
+    whole = pl.plan(cluster, workload, stop=pl.Effort(0.1))
+
+    def interrupted(*_: Any, is_over: Callable[[], bool], **__: Any) -> None:
+        assert not is_over()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.planning.solve.mean_bound", interrupted)
+    result = pl.plan(cluster, workload, stop=pl.Effort(0.1))
+    assert result.plan is not None and whole.plan is not None
+    assert result.plan.content_hash == whole.plan.content_hash
+    assert result.plan.predicted == whole.plan.predicted
+    # all of it counts
+    assert result.runtime_s >= result.plan.certificates["step"].runtime_s
 
 
 def test_an_interrupt_of_the_second_search_keeps_the_first_result(

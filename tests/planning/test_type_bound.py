@@ -174,6 +174,19 @@ def test_unlike_devices_take_fewer_microbatches() -> None:
     assert max(of_stages.value, of_sites.value) < 19.5 and of_types.value > 21.0
 
 
+def test_less_time_bounds_less() -> None:
+    """Whenever the time is up, what is proven until then is a bound."""
+    instance = INSTANCES["mixed"]
+    cluster, workload = instance.cluster(), instance.model()
+    whole_s = mean_bounds(cluster, workload)[1].value
+    found = []
+    for checks in range(4):
+        left = iter(range(checks))
+        bounds = mean_bounds(cluster, workload, is_over=lambda left=left: next(left, None) is None)
+        found.append(bounds[1].value)
+    assert found[0] < found[1] < found[2] <= found[3] <= whole_s
+
+
 def test_layers_without_flops() -> None:
     """They take no time, and no device cannot run them."""
     nothing = Layer("nothing", 0, 0.0, 0.0, 0.0)

@@ -103,6 +103,29 @@ def test_used_bandwidth_matches_written_out_sums() -> None:
         assert np.allclose(used[:, :-2].ravel(), links[~np.eye(n, dtype=bool)])
 
 
+@pytest.mark.parametrize(
+    ("rates", "computes"),
+    [
+        ([np.nan] * 3, [True] * 3),
+        ([1.0, 1.0], [True] * 3),
+        (["a"] * 3, [True] * 3),
+        ([1.0] * 3, [True] * 2),
+        ([1.0] * 3, [2, 0, 0]),
+    ],
+)
+def test_rates_and_contributors_are_one_per_peer(rates: Any, computes: Any) -> None:
+    """Otherwise the figures of a plan would be of another problem."""
+    problem = build()
+    for figure in (
+        problem.steps_per_s,
+        problem.upload_of,
+        problem.download_of,
+        problem.link_of,
+    ):
+        with pytest.raises(ProblemError, match="must be 3 .*, one per peer, found"):
+            figure(rates, computes)
+
+
 def test_steps_per_second_overlapped_and_alternating() -> None:
     """min of both rates with delayed parameter updates, otherwise their harmonic sum."""
     problem = build()

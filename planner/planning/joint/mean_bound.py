@@ -43,7 +43,7 @@ def mean_bound(
     cluster, workload, wire_ratio
         As for `planner.planning.joint.joint_bound.joint_bound`.
     terms
-        Its other parameters.
+        Its other parameters, and ``is_over``, of `mean_bounds`.
 
     Returns
     -------
@@ -67,8 +67,12 @@ def mean_bounds(
     in_copies: bool = False,
     measured: bool = False,
     heads: Sequence[Head] = (Head.LAST,),
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[StepBound]:
-    """The bounds of stages, of types of devices, where that is the highest, and of sites."""
+    """The bounds of stages, of types of devices, where that is the highest, and of sites.
+
+    That of types, which takes longest, is less tight or missing once ``is_over``.
+    """
     pool = DevicePool.of(cluster, aggregators_in, two_frequency=two_frequency, in_copies=in_copies)
     several_steps = of_steps(workload, every_steps)
     requirements = [
@@ -94,7 +98,7 @@ def mean_bounds(
         heads=heads,
     )
     known_s = max(seconds, of_sites.seconds * every_steps)
-    of_types = [type_bound(each, known_s) for each in requirements]
+    of_types = [type_bound(each, known_s, is_over) for each in requirements]
     proofs = [proof for proof in of_types if proof is not None]
     if len(proofs) == len(heads):
         witness = pool.to_dict()

@@ -78,27 +78,32 @@ class TypeBound(NamedTuple):
     type_of: list[int]
 
 
-def type_bound(requirements: StageRequirements, known_s: float) -> TypeBound | None:
-    """The bound; None if it is no higher than a known one."""
+def type_bound(
+    requirements: StageRequirements, known_s: float, is_over: Callable[[], bool] = lambda: False
+) -> TypeBound | None:
+    """The bound, as high as is known once ``is_over``; None if no higher than a known one."""
     table, count, type_of = _types(requirements)
     cases = np.prod(count + 1.0) * len(requirements.starts)
-    if len(count) > MAX_TYPES or cases > MAX_CASES or not 0 < known_s < np.inf:
+    if len(count) > MAX_TYPES or cases > MAX_CASES or not 0 < known_s < np.inf or is_over():
         return None
     stages = _Compositions(requirements, table, count)
     if stages.suffice(known_s):
         return None
-    seconds = _longest_excluded_s(stages.suffice, known_s)
+    seconds = _longest_excluded_s(stages.suffice, known_s, is_over)
     return TypeBound(seconds, stages.proof.tolist(), type_of.tolist())
 
 
-def _longest_excluded_s(suffice: Callable[[float], bool], excluded_s: float) -> float:
+def _longest_excluded_s(
+    suffice: Callable[[float], bool], excluded_s: float, is_over: Callable[[], bool]
+) -> float:
     """The longest step that does not suffice, given one that is little shorter as a rule."""
-    low, growth = excluded_s, 16 * PRECISION
-    while not suffice(high := low * (1 + growth)):
+    low = high = excluded_s
+    growth = 16 * PRECISION
+    while not is_over() and not suffice(high := low * (1 + growth)):
         if high > HOPELESS * excluded_s:
             return np.inf
         low, growth = high, 2 * growth
-    while high > low * (1 + PRECISION):
+    while not is_over() and high > low * (1 + PRECISION):
         middle = (low + high) / 2
         low, high = (low, middle) if suffice(middle) else (middle, high)
     return low
