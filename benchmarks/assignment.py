@@ -242,13 +242,13 @@ def trajectory(
     from planner.genetic.data import assignment_data
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS
-    from planner.problems.assignment_method import Method
+    from planner.problems.assignment_method import AssignmentMethod
     from planner.search.arrays import Ints
     from planner.search.incumbent import Incumbent
 
     run = MaxIterations(iterations).start()
     incumbent: Incumbent[Ints] = Incumbent(run, problem, method=method, seed=seed)
-    evolution = Evolution(assignment_data(problem), incumbent, EVOLUTIONS[Method(method)])
+    evolution = Evolution(assignment_data(problem), incumbent, EVOLUTIONS[AssignmentMethod(method)])
     evolution.run()
     first = evolution.trace[0][1]
     return [(1, first), *evolution.trace, (iterations, incumbent.objective)]

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from planner.exports.formats import export_plan as export_plan
     from planner.genetic.solve import solve_assignment as solve_assignment
     from planner.lp.groups import optimal_group_size as optimal_group_size
+    from planner.lp.solve import AveragingMethod as AveragingMethod
     from planner.lp.solve import solve_averaging as solve_averaging
     from planner.mapf.arrange import arrange_paths as arrange_paths
     from planner.mapf.solve import solve_paths as solve_paths
+    from planner.matching.bottleneck import MatchingError as MatchingError
     from planner.matching.bottleneck import bottleneck_assignment as bottleneck_assignment
     from planner.matching.path_tsp import open_path as open_path
     from planner.network.catalogue import (
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from planner.problems.answers import AssignmentPlan as AssignmentPlan
     from planner.problems.answers import AveragingPlan as AveragingPlan
     from planner.problems.answers import PathPlan as PathPlan
+    from planner.problems.assignment_method import AssignmentMethod as AssignmentMethod
+    from planner.problems.path_method import PathMethod as PathMethod
     from planner.search.certificate import Certificate as Certificate
     from planner.search.certificate import Status as Status
     from planner.search.result import Result as Result
@@ -99,16 +103,23 @@ if TYPE_CHECKING:
     from planner.training_plan.file import (
         save_plan as save_plan,
     )
+    from planner.training_plan.model import Routing as Routing
     from planner.training_plan.model import TrainingPlan as TrainingPlan
+    from planner.training_plan.sync import OuterOptimizer as OuterOptimizer
     from planner.workload.calibration import Calibration as Calibration
+    from planner.workload.layers import Architecture as Architecture
+    from planner.workload.layers import Layer as Layer
     from planner.workload.workload import Workload as Workload
 
 _HOME = {
     "AnyOf": "search.stop",
+    "Architecture": "workload.layers",
     "ArrangedPathPlan": "problems.answers",
     "ArrangedPathProblem": "problems",
+    "AssignmentMethod": "problems.assignment_method",
     "AssignmentPlan": "problems.answers",
     "AssignmentProblem": "problems",
+    "AveragingMethod": "lp.solve",
     "AveragingPlan": "problems.answers",
     "AveragingProblem": "problems",
     "Calibration": "workload.calibration",
@@ -120,12 +131,16 @@ _HOME = {
     "Front": "planning.pareto_front",
     "FrontPoint": "planning.pareto_front",
     "GPUS": "network.gpus",
+    "Layer": "workload.layers",
     "Link": "network.link",
+    "MatchingError": "matching.bottleneck",
     "MaxIterations": "search.stop",
     "MaxRuntime": "search.stop",
     "Network": "network.network",
     "NetworkError": "network.error",
     "NoImprovement": "search.stop",
+    "OuterOptimizer": "training_plan.sync",
+    "PathMethod": "problems.path_method",
     "PathPlan": "problems.answers",
     "PathProblem": "problems",
     "PlanError": "training_plan.error",
@@ -133,6 +148,7 @@ _HOME = {
     "Prices": "network.prices",
     "ProblemError": "problems",
     "Result": "search.result",
+    "Routing": "training_plan.model",
     "SimulationError": "simulator.simulator",
     "Status": "search.certificate",
     "TargetGap": "search.stop",

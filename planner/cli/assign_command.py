@@ -6,7 +6,7 @@ import argparse
 
 from planner.cli.arguments import add_network, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.utils.text import counted
 
 ABOUT = "assign devices to pipeline stages; print stages, cost and lower bound"
@@ -40,7 +40,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         required=True,
         help="bytes of a stage's gradients (the paper's c_DP)",
     )
-    add_solver(sub, list(Method))
+    add_solver(sub, list(AssignmentMethod))
 
 
 def run(args: argparse.Namespace) -> int:

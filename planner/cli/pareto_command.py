@@ -28,7 +28,7 @@ from planner.cli.arguments import (
 from planner.cli.output import BAD_INPUT, save, show
 from planner.planning.pareto_front import HOUR_VALUES, NO_INNER_AVERAGING, Front, FrontPoint, pareto
 from planner.planning.request import InnerAveraging
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
 from planner.utils.atomic_write import MADE, write_picture, write_text
@@ -88,7 +88,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "alone; default " + ",".join(f"{value:g}" for value in HOUR_VALUES),
     )
     sub.add_argument("--out", type=Path, default=Path("front"), help="output folder; default front")
-    add_solver(sub, list(Method))
+    add_solver(sub, list(AssignmentMethod))
     add_workers(sub)
     add_force(sub)
 

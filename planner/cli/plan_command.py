@@ -56,7 +56,7 @@ from planner.planning.request import (
 )
 from planner.planning.screening import REFUSALS
 from planner.planning.workers import unused_gpus
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
@@ -126,7 +126,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     _add_objective(grouped)
     _add_outputs(grouped)
     add_prices(grouped)
-    add_solver(grouped, list(Method))
+    add_solver(grouped, list(AssignmentMethod))
     add_workers(grouped)
     add_force(grouped)
 

@@ -16,7 +16,7 @@ from planner.genetic.tempering import ParallelTempering, TemperingParams
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.problems.quantities import instance_of, seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -28,9 +28,9 @@ OFFSPRING_PER_EFFORT = 2e5
 """Annealing moves, and offspring times devices, in a unit of effort: about a second of one core."""
 
 EVOLUTIONS = {
-    Method.GENETIC: EvolutionParams(),
-    Method.KERNIGHAN_LIN: EvolutionParams(local_search=LocalSearch.KERNIGHAN_LIN),
-    Method.RANDOM: EvolutionParams(local_search=LocalSearch.NONE, mutation=1.0),
+    AssignmentMethod.GENETIC: EvolutionParams(),
+    AssignmentMethod.KERNIGHAN_LIN: EvolutionParams(local_search=LocalSearch.KERNIGHAN_LIN),
+    AssignmentMethod.RANDOM: EvolutionParams(local_search=LocalSearch.NONE, mutation=1.0),
 }
 """The methods of DT-FM's Figure 4."""
 
@@ -56,7 +56,7 @@ def solve_assignment(
         Seed of the random generator. The same problem, seed and limit on iterations give the same
         plan in any process.
     method
-        ``"auto"`` or another `Method`.
+        ``"auto"`` or another `AssignmentMethod`.
 
     Returns
     -------
@@ -77,9 +77,9 @@ def solve_assignment(
     (DT-FM, 2022), section 3.
     """
     try:
-        chosen = Method(method)
+        chosen = AssignmentMethod(method)
     except ValueError:
-        words = ", ".join(Method)
+        words = ", ".join(AssignmentMethod)
         raise ProblemError(f"method is {short_repr(method)}; it must be one of {words}") from None
     instance_of(AssignmentProblem, problem)
     seed = seed_of(seed)
@@ -96,13 +96,13 @@ def solve_assignment(
     with run.interruptible():
         incumbent.offer_bound(quick_bound(data), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
         match chosen:
-            case Method.AUTO:
+            case AssignmentMethod.AUTO:
                 AutoSolver(problem, search).run()
-            case Method.CLASSES:
+            case AssignmentMethod.CLASSES:
                 prove_by_classes(search, interchangeable(problem))
-            case Method.SEARCH:
+            case AssignmentMethod.SEARCH:
                 search.run()
-            case Method.REGION_GREEDY:
+            case AssignmentMethod.REGION_GREEDY:
                 search.offer(region_greedy(problem, data))
             case _:
                 Evolution(data, incumbent, EVOLUTIONS[chosen]).run()
@@ -110,7 +110,7 @@ def solve_assignment(
     return incumbent.result(plan, problem.cost(plan.groups), exhausted="done")
 
 
-def steps_per_effort(method: Method, data: AssignmentData) -> float:
+def steps_per_effort(method: AssignmentMethod, data: AssignmentData) -> float:
     """Iterations in one unit of `planner.search.stop.Effort`."""
     devices = len(data.stage_of_slot)
     if method in EVOLUTIONS:

@@ -143,8 +143,9 @@ def solve_paths(
     method
         See `PathMethod`.
     first
-        Initial solution: a plan for this problem, such as that of a shorter solve; with ``auto``
-        only. It replaces the constructed initial solutions.
+        Initial solution for ``auto``: a plan for this problem, such as that of a shorter solve. It
+        replaces the constructed initial solutions. Ignored if it does not fit the problem, and by
+        other methods.
 
     Returns
     -------

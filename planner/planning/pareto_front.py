@@ -21,7 +21,7 @@ from planner.search.worker_pool import Workers
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.utils.text import counted, quantity_range
-from planner.utils.validate import choice, real
+from planner.utils.validate import choice, real, sequence
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
@@ -163,6 +163,11 @@ def pareto(
     for name in ("objective", "hour_usd"):
         if name in fields:
             raise ProblemError(f"{name} follows from worth here; leave it out")
+    lists = {"sync_every": sync_every, "codecs": codecs, "boundary_codecs": boundary_codecs}
+    for name, values in (lists | {"within": within, "worth": worth}).items():
+        if isinstance(values, str):
+            raise ProblemError(f"{name} must be a list, found {values!r}; give [{values!r}]")
+        sequence(name, values, error=ProblemError)
     hours = [float(value) if value == math.inf else real("worth", value, 0) for value in worth]
     for kind, name, words in (
         (Codec, "codec", codecs),

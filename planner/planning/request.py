@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from planner.network.prices import Prices
 from planner.problems import ProblemError
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, instance_of, whole
 from planner.training_plan.choices import Codec, Head
@@ -197,7 +197,7 @@ _RULES: dict[str, _Rule] = {
     "hour_usd": _real,
     "prices": _instance(Prices),
     "clip": _optional(_norm),
-    "method": _one_of(Method),
+    "method": _one_of(AssignmentMethod),
     "path_method": _one_of(PathMethod),
     "calibration": _optional(_instance(Calibration)),
     "network_name": _instance(str),
@@ -364,7 +364,7 @@ class PlanRequest:
     hour_usd: float = 0.0
     prices: Prices = field(default_factory=Prices)
     clip: float | None = None
-    method: str = Method.AUTO
+    method: str = AssignmentMethod.AUTO
     path_method: str = PathMethod.AUTO
     calibration: Calibration | None = None
     network_name: str = ""

@@ -154,7 +154,10 @@ def layers_of(problem: PlanningProblem, stages: int) -> Layers:
     """The given layers of every stage, or an even split."""
     layers, workload = problem.request.given_layers, problem.workload
     if layers is None:
-        return workload.even_split(stages)
+        try:
+            return workload.even_split(stages)
+        except ValueError as error:
+            raise ProblemError(str(error)) from None
     ends = [0, *(stop for _, stop in layers)]
     follow = all(start == end < stop for end, (start, stop) in zip(ends, layers, strict=False))
     if len(layers) == stages and follow and ends[-1] != len(workload.layers):

@@ -139,7 +139,7 @@ def plan(
     ValueError
         A ``stop`` or ``executor`` that is none.
     """
-    require_workers(executor)
+    executor = require_workers(executor)
     request = PlanRequest() if request is None else instance_of(PlanRequest, request, "request")
     request = request.replace(**fields)
     return _plan(cluster, workload, request, stop, seed, executor, compare=True)

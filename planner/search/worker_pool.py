@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from planner.search.interrupts import INTERRUPTS, NAMES
 
 logger = logging.getLogger(__name__)
@@ -74,9 +76,11 @@ def available_cores() -> int:
 
 def require_workers(workers: Any) -> Workers:
     """The argument, if it is a number of processes or an executor."""
-    is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
-    if is_count or isinstance(workers, Executor):
-        return workers  # type: ignore[no-any-return]
+    if isinstance(workers, Executor):
+        return workers
+    is_count = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
+    if is_count and workers >= 1:
+        return int(workers)
     raise ValueError(
         f"executor is {workers!r}; give a number of processes from 1, or a "
         "concurrent.futures.Executor"

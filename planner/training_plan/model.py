@@ -139,7 +139,7 @@ class TrainingPlan:
     alternatives
         Runners-up of the decisions; empty if all were fixed, or none was examined.
     baselines
-        Plans of simple rules that this one was compared with, and their step times.
+        Plans of simple rules that ``planner plan`` compared this one with, and their step times.
     """
 
     cluster: Cluster

@@ -43,6 +43,19 @@ def transformer(
 ) -> Fields:
     """A decoder-only transformer.
 
+    Parameters
+    ----------
+    name
+        Name of the workload.
+    arch
+        Sizes of the transformer.
+    batch_samples, microbatch_samples
+        Sequences per step of all devices, and per microbatch.
+    precision
+        Number formats: a `Precision`, its fields, or that of ``compute`` alone.
+    source
+        Where the sizes come from.
+
     References
     ----------
     D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using

@@ -384,7 +384,7 @@ class Workload:
 
     @classmethod
     def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
-        """A decoder-only transformer; see `planner.workload.transformer.transformer`.
+        """A decoder-only transformer.
 
         Parameters
         ----------
@@ -393,7 +393,8 @@ class Workload:
         architecture
             Sizes of the transformer.
         fields
-            Arguments of `planner.workload.transformer.transformer`.
+            ``batch_samples``, sequences per step of all devices; optionally ``microbatch_samples``
+            (default 1), ``precision`` (such as ``"fp16"``; default ``"bf16"``) and ``source``.
 
         Returns
         -------

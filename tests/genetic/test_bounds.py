@@ -28,7 +28,7 @@ from planner.genetic.classes import solve_classes as real_solve_classes
 from planner.genetic.data import assignment_data, groups_of
 from planner.matching import open_path
 from planner.problems import AssignmentProblem
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
 from tests.genetic.assignment_instances import (
@@ -182,7 +182,7 @@ def assert_wrong_bound_raises(problem: AssignmentProblem, method: str) -> None:
         solve_assignment(problem, MaxIterations(120), 3, method)
 
 
-@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("method", list(AssignmentMethod))
 def test_wrong_quick_bound_is_detected(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound 50% above the optimum raises in every method."""
     problem = problem_of(SHAPES[3], 3)

@@ -16,7 +16,7 @@ from planner.matching import open_path
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.problems.assignment_method import Method
+from planner.problems.assignment_method import AssignmentMethod
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime
@@ -46,7 +46,7 @@ def test_costs_of_other_groups_are_refused(groups: list[list[int]]) -> None:
     ones = np.ones((4, 4))
     problem = AssignmentProblem(Network(ones, ones), 2, 2, 1.0, 1.0)
     assert problem.cost([[0, 3], [2, 1]]) > 0
-    with pytest.raises(ProblemError, match="^groups (are|have) "):
+    with pytest.raises(ProblemError, match=r"^groups (are|have) "):
         problem.cost(groups)
 
 
@@ -61,9 +61,11 @@ def test_auto_is_optimal_on_small_instances(shape: dict[str, object], sites: int
     assert result.status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("method", list(AssignmentMethod))
 @pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[6]], ids=str)
-def test_every_method_returns_a_valid_bound(method: Method, shape: dict[str, object]) -> None:
+def test_every_method_returns_a_valid_bound(
+    method: AssignmentMethod, shape: dict[str, object]
+) -> None:
     """No method claims more than brute force allows."""
     problem = problem_of(shape, 3)
     result = solve_assignment(problem, MaxIterations(30), method=method)

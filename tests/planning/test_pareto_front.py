@@ -78,6 +78,9 @@ def test_what_cannot_be_asked() -> None:
     for wrong in ({"codecs": ("none", "foo")}, {"boundary_codecs": ("foo",)}, {"within": ("foo",)}):
         with pytest.raises(pl.ProblemError, match="'foo' is unknown; choose one of"):
             pl.pareto(cluster(), work, stop=stop, **wrong)
+    for one in ({"sync_every": 4}, {"codecs": "int8"}, {"worth": 0.2}, {"within": "region"}):
+        with pytest.raises(pl.ProblemError, match=r"^\w+ must be a list, found .*; give "):
+            pl.pareto(cluster(), work, stop=stop, **one)
     with pytest.raises(pl.ProblemError, match="no combination is given"):
         pl.pareto(cluster(), work, sync_every=(), stop=stop)
     with pytest.raises(pl.ProblemError, match="memory"):

@@ -131,7 +131,7 @@ def test_infeasible_random_placements_are_counted() -> None:
 )
 def test_infeasible_requests(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(pl.ProblemError, match=message):
         pl.plan(cluster_of(8), tiny_workload(), stop=STOP, **change)
 
 

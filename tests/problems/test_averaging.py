@@ -122,7 +122,7 @@ def test_rates_and_contributors_are_one_per_peer(rates: Any, computes: Any) -> N
         problem.download_of,
         problem.link_of,
     ):
-        with pytest.raises(ProblemError, match="must be 3 .*, one per peer, found"):
+        with pytest.raises(ProblemError, match=r"must be 3 .*, one per peer, found"):
             figure(rates, computes)
 
 

@@ -214,7 +214,7 @@ def test_missing_schedules_cores_and_layers_are_refused() -> None:
     with pytest.raises(SimulationError, match=r"layers, the workload 1; give one with as many"):
         simulate(plan, workload=fewer)
     larger = plan.workload.replace(batch_samples=2 * plan.workload.batch_samples)
-    with pytest.raises(SimulationError, match="is for batch_samples .* make a plan"):
+    with pytest.raises(SimulationError, match=r"is for batch_samples .* make a plan"):
         simulate(plan, workload=larger)
 
 
