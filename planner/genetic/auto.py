@@ -26,7 +26,7 @@ from planner.genetic.packing_bound import MAX_MODELS, PACKING, PackingBound
 from planner.genetic.tempering import ParallelTempering
 from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
-from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
+from planner.search.stop import AnyOf, Effort, MaxIterations, MaxRuntime, StoppingCriterion
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class AutoParams:
         Search before the class model, for a good upper bound: seconds, at most this share of the
         remaining ones, and iterations.
     path_share, path_iterations
-        Share of the remaining seconds for the open path with one pipeline; its iterations without
-        a pure time limit.
+        Share of the remaining seconds or effort for the open path with one pipeline; its iterations
+        under a limit on those.
     search_s, search_share, max_search_share
         Search before the chain bound: ``search_s`` seconds or ``search_share`` of the remaining
         ones, whichever is more, but at most ``max_search_share``.
@@ -133,13 +133,16 @@ class AutoSolver:
 
     def _solve_one_pipeline(self) -> None:
         """Solve groups of one device: eq. 1 reduces to the open path of eq. 4."""
-        remaining_s = self.search_run.remaining_s
-        if self.search_run.paced_by_time:
+        run, share = self.search_run, self.params.path_share
+        remaining_s, effort = run.remaining_s, share * run.remaining_effort
+        if run.paced_by_time:
             # MaxRuntime(0) is not a valid criterion
-            max_s = max(self.params.path_share * remaining_s, 1e-3)
-            criterion: StoppingCriterion = MaxRuntime(max_s)
+            criterion: StoppingCriterion = MaxRuntime(max(share * remaining_s, 1e-3))
         else:
             criterion = MaxIterations(self.params.path_iterations)
+            if 0 < effort < math.inf:
+                criterion = Effort(effort)
+                run.spend(effort)
             if 0 < remaining_s < math.inf:
                 criterion = AnyOf(criterion, MaxRuntime(remaining_s))
         path = open_path(self.data.pp_cost[0], criterion, self.incumbent.seed)
@@ -147,7 +150,7 @@ class AutoSolver:
             self.search.offer(np.array(path.plan, dtype=np.int64))
             self.incumbent.offer_bound(path.bound, f"open path of all devices: {path.basis}")
         if path.stop_reason == "interrupted":
-            self.search_run.reason = path.stop_reason
+            run.reason = path.stop_reason
 
     def _class_model_applies(self, classes: int) -> bool:
         params = self.params
