@@ -229,9 +229,8 @@ def _iterated_local_search(
         if run.paced_by_time:
             until_s = run.elapsed_s + share * run.remaining_s
     while run.check() is None and run.iterations < until and run.elapsed_s < until_s:
-        first, *middle, last = np.sort(rng.choice(min(n, MAX_BRIDGE) + 1, 3, replace=False))
-        shift = int(rng.integers(n - last + 1))
-        a, b, c = (shift + end for end in (first, *middle, last))
+        ends = np.sort(rng.choice(min(n, MAX_BRIDGE) + 1, 3, replace=False))
+        a, b, c = ends + rng.integers(n - ends[-1] + 1)
         changed = np.concatenate([current[:a], current[b:c], current[a:b], current[c:]])
         changed = _descend(cost, changed)
         new_length = _offer(cost, best, changed)

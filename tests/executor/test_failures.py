@@ -249,7 +249,13 @@ def test_a_missing_rank_is_named_after_the_wait(tmp_path: Path) -> None:
     with Started(tmp_path) as run:
         run.start("0", "0", whole(plan_of([[0, 1, 2]], tmp_path), "--wait", "2"))
         assert run.codes(["0"]) == {"0": FAILED}
-        assert run.reason("0").startswith("devices '1', '2' did not join within 2 s (2 of 3 miss")
+        lines = (tmp_path / "0.err").read_text().splitlines()
+        missing = "devices '1', '2' (2 of 3)"
+        assert lines[0] == f"planner.executor: waiting for {missing}, 1 s more"
+        assert lines[1].endswith(
+            f"{missing} did not join within 2 s; start all, see what they print, or raise --wait"
+        )
+        assert len(lines) == 2
 
 
 def test_another_plan_ends_all(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -314,6 +315,24 @@ def _format_option(flag: str, value: Any) -> str:
 
 def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:
     store.set(f"present/{rank}", os.environ.get(NODE, "0"))
+    missing = _missing_after(store, names, wait_s / 2)
+    if missing:
+        if environment_number("LOCAL_RANK", 0) == 0:
+            print(
+                f"planner.executor: waiting for {missing}, {wait_s / 2:g} s more",
+                file=sys.stderr,
+                flush=True,
+            )
+        missing = _missing_after(store, names, wait_s / 2)
+    if missing:
+        raise RendezvousTimeout(
+            f"{missing} did not join within {wait_s:g} s; start all, see what they print, or raise "
+            "--wait"
+        )
+
+
+def _missing_after(store: Store, names: Sequence[str], wait_s: float) -> str:
+    """The devices that have not joined after so many seconds, in words; empty if all have."""
     keys = [f"present/{r}" for r in range(len(names))]
     try:
         store.wait(keys, timedelta(seconds=wait_s))
@@ -323,8 +342,5 @@ def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) 
         missing = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
         if missing:
             what = "device" if len(missing) == 1 else "devices"
-            raise RendezvousTimeout(
-                f"{what} {listed(missing)} did not join within {wait_s:g} s "
-                f"({len(missing)} of {len(names)} missing); start all, see what they print, or "
-                "raise --wait"
-            ) from None
+            return f"{what} {listed(missing)} ({len(missing)} of {len(names)})"
+    return ""
