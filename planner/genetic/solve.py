@@ -13,6 +13,7 @@ from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent import AssignmentIncumbent, build_plan
 from planner.genetic.local_search import LocalSearch, circular_swap_pass, greedy_swap_pass
 from planner.genetic.tempering import ParallelTempering, TemperingParams
+from planner.matching.path_tsp import EXACT_NODES
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -25,7 +26,9 @@ from planner.utils.validate import short_repr
 
 MOVES_PER_EFFORT = 6e6
 OFFSPRING_PER_EFFORT = 2e5
-"""Annealing moves, and offspring times devices, in a unit of effort: about a second of one core."""
+ORDERS_PER_EFFORT = 5e8
+"""Annealing moves, offspring times devices, and steps of Held-Karp for the order of an offspring's
+stages, in a unit of effort: about a second of one core."""
 
 EVOLUTIONS = {
     AssignmentMethod.GENETIC: EvolutionParams(),
@@ -114,7 +117,10 @@ def steps_per_effort(method: AssignmentMethod, data: AssignmentData) -> float:
     """Iterations in one unit of `planner.search.stop.Effort`."""
     devices = len(data.stage_of_slot)
     if method in EVOLUTIONS:
-        return OFFSPRING_PER_EFFORT / devices
+        stages = len(data.sizes)
+        ordered = data.free_order and 2 < stages <= EXACT_NODES
+        order_effort = stages**2 * 2**stages / ORDERS_PER_EFFORT if ordered else 0.0
+        return 1 / (devices / OFFSPRING_PER_EFFORT + order_effort)
     params = TemperingParams.for_problem(devices, len(data.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 
