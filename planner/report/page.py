@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from planner.checker.bound_basis import bound_bases
-from planner.network.limit_notes import assumed_limits, unlimited_sites, unstated_sites
+from planner.network.limit_notes import (
+    assumed_limits,
+    machine_pairs,
+    unlimited_sites,
+    unstated_sites,
+)
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed_steps import Executed
@@ -204,7 +209,10 @@ def _placement_note(plan: TrainingPlan) -> str:
         "Regions are laid out by latency and devices coloured by stage. Lines mark the busiest "
         "pairs, rings the devices with the busiest uplinks or downlinks",
         out,
-        *(hint(plan.cluster) for hint in (assumed_limits, unstated_sites, unlimited_sites)),
+        *(
+            hint(plan.cluster)
+            for hint in (assumed_limits, machine_pairs, unstated_sites, unlimited_sites)
+        ),
     ]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences if text)
 

@@ -291,3 +291,21 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["report", str(path), *bad]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert other.read_text() == "mine"
+
+
+def test_assumptions_are_on_the_page() -> None:
+    """As below a plan: here, that pairs of devices of two machines have the measured rate each."""
+    network = pl.Network(np.full((4, 4), 0.001), np.full((4, 4), 1e8))
+    plan = make_plan([[0, 1], [2, 3]], network=network)
+    machines = ["a", "a", "b", "b"]
+    rates = {"a": 1e12, "b": 1e12}
+    devices = replace(
+        plan.cluster.devices,
+        sites=machines,
+        machines=machines,
+        site_upload_bytes_per_s=rates,
+        site_download_bytes_per_s=rates,
+    )
+    assumed = plan.replace(cluster=plan.cluster.replace(devices=devices))
+    text = "pairs of devices of machines"
+    assert text in report_html(assumed) and text not in report_html(plan)
