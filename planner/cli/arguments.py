@@ -20,6 +20,7 @@ from planner.network.devices_file import (
     describes_all,
     load_devices,
     replicated,
+    require_gpus,
     states_all,
 )
 from planner.network.dtype import Dtype
@@ -384,6 +385,8 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
                     f"--{column.replace('_', '-')} {value:g} is not used: {args.devices} states "
                     f"{column} of every device; leave it out"
                 )
+        if args.gpu is None:
+            require_gpus(args.devices)
         cluster = load_devices(
             args.devices,
             network,

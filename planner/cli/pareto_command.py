@@ -229,9 +229,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("plan", "plan", lambda name: name or "not on the front"),
     ("step_s", "step, s", lambda x: f"{x:.3f}"),
-    ("step_usd", "step, $", lambda x: f"{x:.4f}"),
-    ("messages_usd", "messages, $", lambda x: f"{x:.4f}"),
-    ("usd_per_billion_tokens", "$ for 10^9 tokens", lambda x: "-" if x is None else f"{x:.0f}"),
+    ("step_usd", "step, $", lambda x: f"{x:.4g}"),
+    ("messages_usd", "messages, $", lambda x: f"{x:.4g}"),
+    ("usd_per_billion_tokens", "$ for 10^9 tokens", lambda x: "-" if x is None else f"{x:.4g}"),
     ("devices", "devices", str),
     ("stages", "stages", str),
     ("sync_every", "averages every", str),

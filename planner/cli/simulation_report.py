@@ -88,10 +88,10 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     if cost is None:
         return []
     tokens = cost.usd_per_billion_tokens
-    of_tokens = "" if tokens is None else f"; {tokens:.0f} $ per billion tokens"
+    of_tokens = "" if tokens is None else f"; {tokens:.4g} $ per billion tokens"
     return [
-        f"{'cost of a step':<24}{cost.step_usd:10.4f} $ = {cost.devices_usd:.4f} devices + "
-        f"{cost.messages_usd:.4f} for {cost.paid_bytes / 1e9:.3g} GB of traffic{of_tokens}"
+        f"{'cost of a step':<24}{cost.step_usd:10.4g} $ = {cost.devices_usd:.4g} devices + "
+        f"{cost.messages_usd:.4g} for {cost.paid_bytes / 1e9:.3g} GB of traffic{of_tokens}"
     ]
 
 

@@ -125,6 +125,23 @@ def assumes_flops(path: str | Path) -> bool:
     )
 
 
+def require_gpus(path: str | Path) -> None:
+    """Refuse a device that computes without GPU or FLOP/s, where others name their GPU.
+
+    A default GPU is for files that name none; in others it would be taken for what is there.
+    """
+    rows = [row for row in read_csv(path, error=NetworkError).rows if row.cells.get("name")]
+    if not any(row.cells.get("gpu") for row in rows):
+        return
+    for line, row in rows:
+        states = row.get("gpu") or row.get("tflops") or row.get("can_compute", "").lower() in NO
+        if not states:
+            raise NetworkError(
+                f"{path}: line {line}: device {row['name']!r} has no gpu, and others have one; "
+                "name it, give tflops or can_compute no, or state a GPU for all without one (--gpu)"
+            )
+
+
 def states_all(path: str | Path, *columns: str) -> bool:
     """Whether one of some columns is filled for every device that computes."""
     return all(
@@ -165,7 +182,8 @@ def load_devices(
         Measured between the named devices; unnamed devices are left out. Of the name or path of a
         network (see `load_network`), links within places are read, too.
     default
-        GPU of devices whose row states none; by default `planner.network.gpus.DEFAULT_GPU`.
+        GPU of devices whose row states none; by default `planner.network.gpus.DEFAULT_GPU`, if no
+        row names a GPU.
     utilization
         Fraction of a GPU's peak attained in training.
     inside
@@ -196,6 +214,8 @@ def load_devices(
         inside = dict.fromkeys(network.ids, inside)
     for name, link in mapping("inside", inside or {}, error=NetworkError).items():
         instance_of(Link, link, f"inside of {name!r}")
+    if default is None:
+        require_gpus(path)
     table = read_csv(path, error=NetworkError)
     try:
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype), memory_bytes))

@@ -157,8 +157,8 @@ def pareto(
     hourly = cluster.devices.usd_per_hour
     if hourly is None:
         raise ProblemError(
-            "a front of seconds and dollars needs what devices cost; give usd_per_hour to Devices "
-            "or in the devices file"
+            "a front of seconds and dollars needs what devices cost; give usd_per_hour, or that "
+            "column of the devices file"
         )
     for name in ("objective", "hour_usd"):
         if name in fields:

@@ -134,8 +134,8 @@ class PlanningProblem:
             )
         if request.objective == Objective.COST and cluster.devices.usd_per_hour is None:
             raise ProblemError(
-                "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
-                "devices file"
+                "objective 'cost' needs what devices cost; give usd_per_hour, or that column of "
+                "the devices file"
             )
         if request.calibration is not None:
             try:

@@ -51,7 +51,7 @@ def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
 
 
 def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
-    """Parse comma-separated text with a header."""
+    """Parse comma-separated text with a header; lines that begin with ``#`` are comments."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     lines: list[tuple[int, list[str]]] = []
     first = 1  # line of a row
@@ -61,7 +61,7 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
                 raise error(f"line {first}: a cell has a line break; close its quotes")
             first = reader.line_num + 1
             cells = [cell.strip() for cell in row]
-            if any(cells):
+            if any(cells) and not cells[0].startswith("#"):
                 lines.append((reader.line_num, cells))
     except csv.Error as cause:
         raise error(f"line {reader.line_num}: is not CSV ({cause}); correct the file") from None

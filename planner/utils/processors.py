@@ -32,7 +32,7 @@ def busy_warning() -> str:
         return ""
     return (
         f"other programs keep {min(busy, 1.0):.0%} of {cores()} processors busy, so ranks will "
-        "wait for them; end other work first"
+        "wait for them; end other work first, or leave it processors with OMP_NUM_THREADS=1"
     )
 
 

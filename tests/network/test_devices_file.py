@@ -181,7 +181,8 @@ def test_bytes_are_not_taken_for_bits(tmp_path: Path) -> None:
 def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:
     """Known for named GPUs, otherwise stated."""
     peaks = pl.GPUS["H100"].peak_flops, pl.GPUS["A100"].peak_flops
-    cluster = load_devices(write_csv(tmp_path, "name,gpu\nn/0,H100\ns/0,\n"), two_regions())
+    path, usual = write_csv(tmp_path, "name,gpu\nn/0,H100\ns/0,\n"), pl.Devices.of_gpu("A100")
+    cluster = load_devices(path, two_regions(), default=usual)
     assert cluster.devices.peak_flops == pytest.approx(peaks)
     text = "name,gpu,tflops,peak_tflops\nn/0,H100,200,\ns/0,,30,90\n"
     stated = load_devices(write_csv(tmp_path, text), two_regions())
@@ -193,6 +194,24 @@ def test_peaks_of_all_or_no_devices(tmp_path: Path) -> None:
     assert helped.devices.peak_flops == pytest.approx((peaks[1], 1e12))
     unknown = load_devices(write_csv(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
     assert unknown.devices.peak_flops is None
+
+
+def test_a_gpu_is_no_guess_where_others_name_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine without one would be planned with the default GPU."""
+    path = write_csv(tmp_path, "name,gpu,can_compute\nn/0,T4,\nn/1,,no\ns/0,,\n")
+    with pytest.raises(
+        pl.NetworkError, match=r"line 4: device 's/0' has no gpu, .*; name it, give"
+    ):
+        load_devices(path, two_regions())
+    words = ["--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--effort", "0.1"]
+    regions = "name,gpu\nOregon,A10\nVirginia,\n"
+    words += ["--devices", str(write_csv(tmp_path, regions)), "--batch-samples", "8"]
+    words += ["--out", str(tmp_path / "plan.json"), "--no-pictures", "--sequence", "64"]
+    assert main(["plan", *words]) == 2
+    assert "line 3: device 'Virginia' has no gpu" in capsys.readouterr().err
+    assert main(["plan", *words, "--gpu", "L4"]) == 0
 
 
 def test_interfaces_are_kept(tmp_path: Path) -> None:

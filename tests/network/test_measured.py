@@ -369,6 +369,19 @@ def test_both_ways_option(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.network.latency_s, [[0, 0.005], [0.006, 0]])
     np.testing.assert_allclose(found.network.bandwidth_bytes_per_s[[0, 1], [1, 0]], 1e6)
     assert found.mirrored == 1
+    # what is copied is no measurement
+    assert found.assumed_pairs["bandwidth"].tolist() == [[False, False], [True, False]]
+    assert not found.assumed_pairs["latency"].any()
+
+
+def test_measurements_replace_what_was_copied(tmp_path: Path) -> None:
+    """A file with copied values is merged with later measurements."""
+    half, out, more = (tmp_path / name for name in ("half.csv", "net.csv", "more.csv"))
+    half.write_text("source,destination,latency_ms,bandwidth_mbps\na,b,5,8\n")
+    assert main(["networks", str(half), "--both-ways", "--out", str(out)]) == 0
+    more.write_text("source,destination,latency_ms,bandwidth_mbps\nb,a,6,80\n")
+    network = read_measured([out, more]).network
+    np.testing.assert_allclose(network.bandwidth_bytes_per_s[[0, 1], [1, 0]], [1e6, 1e7])
 
 
 @pytest.mark.parametrize(
@@ -537,7 +550,13 @@ def test_both_ways_option(tmp_path: Path) -> None:
         ("a.json", '{"a": 1}', "not of iperf3, nor of mtr --json"),
         ("a.json", '{"assignment": {}, "averaging": {}}', "is a plan; give the network"),
         ("a.json", "[[1, 2], [3, 4]]", "not of iperf3, nor of mtr --json"),
-        ("a.csv", "# figures\nsource,destination,rtt_ms\na,b,1\n", "line 1 must be the header"),
+        ("a.csv", "figures\nsource,destination,rtt_ms\na,b,1\n", "line 1 must be the header"),
+        (
+            "a.csv",
+            "source,destination,rtt_ms,bandwidth_MBps\na,b,1,2\n",
+            "no column of bandwidth with a unit ('bandwidth_MBps' is in bytes",
+        ),
+        ("a.csv", "source,destination,latncy_ms,bandwidth_mbps\na,b,1,2\n", "to 'latency_ms'"),
         ("a.json", '{"report": {"mtr": {}, "hubs": []}}', "all that mtr --json wrote"),
         ("a.json", '{"a": {"b": 1}, "b": {"a": 1, "a": 2}}', "the key 'a' twice"),
         ("a.csv", "rtt_ms,a,b\na,,12.3 ms\n", "give the number alone"),

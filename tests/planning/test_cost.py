@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 import planner as pl
 from planner.checker.cost import cost_bound_usd
+from planner.cli.simulation_report import cost_lines
 from planner.network.prices import Prices
 from planner.planning.cost import with_cost
 from planner.planning.cost_bound import cost_bound
@@ -25,7 +27,7 @@ from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer, Sync
-from tests.conftest import make_plan, tiny_workload
+from tests.conftest import make_plan, random_network, tiny_workload
 from tests.planning.joint_plans import layouts, tiny_cluster, tiny_model, whole_plan
 
 DEAR = Prices(0.02e9, 0.09e9)
@@ -226,3 +228,22 @@ def test_devices_need_prices() -> None:
     cluster = pl.Cluster(two_regions(), pl.Devices(1e9, 16e9))
     with pytest.raises(pl.ProblemError, match="objective 'cost' needs what devices cost"):
         pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.1))
+
+
+def test_small_prices_keep_their_digits() -> None:
+    """Of machines that cost cents an hour, too, the parts add up."""
+    devices = pl.Devices(1e14, 16e9, usd_per_hour=0.01)
+    result = pl.plan(
+        pl.Cluster(random_network(2), devices),
+        tiny_workload(batch_samples=2),
+        stages=2,
+        prices=pl.Prices(0.05),
+        stop=pl.Effort(0.1),
+    )
+    assert result.plan is not None and result.plan.cost is not None
+    (line,) = cost_lines(result.plan, {})
+    step, devices_usd, messages_usd = (
+        float(x) for x in re.findall(r"(\S+) (?:\$ =|devices|for)", line)
+    )
+    assert 0 < step == pytest.approx(result.plan.cost.step_usd, rel=1e-3)
+    assert devices_usd + messages_usd == pytest.approx(step, rel=1e-3)

@@ -98,6 +98,14 @@ def test_rows_with_too_many_cells() -> None:
     assert table.columns == ("a", "b") and table.rows == ((3, {"a": "1", "b": "2"}),)
 
 
+def test_comments_are_skipped() -> None:
+    """Before the header and between rows."""
+    table = parse_csv("# of Monday; 3 hosts\na,b\n1,2\n # slow, again\n3,4 # not one\n")
+    assert table.columns == ("a", "b")
+    assert [row.line for row in table.rows] == [3, 5]
+    assert table.rows[1].cells["b"] == "4 # not one"
+
+
 def test_blanks_empty_columns_and_lines() -> None:
     """Blanks around cells, empty columns and empty lines are ignored."""
     table = parse_csv('a, b ,,\n\n1, "x, y" ,,\n,,,\n2,,,\n')

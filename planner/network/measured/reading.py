@@ -57,7 +57,8 @@ class Measured:
     assumed
         What was assumed where nothing was measured, in words.
     assumed_pairs
-        ``bool[N, N]``, where ``latency`` and ``bandwidth`` were assumed.
+        ``bool[N, N]``, where ``latency`` and ``bandwidth`` were assumed, or taken from the other
+        direction.
     """
 
     network: Network
@@ -138,11 +139,11 @@ def _complete_values(
     array = np.where(mirrored, array.T, array)
     missing = np.isnan(array) & ~np.eye(len(ids), dtype=bool)
     if otherwise is None or not missing.any():
-        return _CompleteValues(array, int(mirrored.sum()), (), np.zeros_like(missing))
+        return _CompleteValues(array, int(mirrored.sum()), (), mirrored)
     factor, unit = quantity
     message = f"{label} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
     filled = np.where(missing, otherwise, array)
-    return _CompleteValues(filled, int(mirrored.sum()), (message,), missing)
+    return _CompleteValues(filled, int(mirrored.sum()), (message,), missing | mirrored)
 
 
 def load_names(path: str | Path) -> dict[str, str]:

@@ -18,7 +18,6 @@ from planner.network.formats import (
     misnamed,
     require_unique,
     si_value,
-    with_units,
 )
 from planner.network.measured.findings import Measurements
 from planner.network.summaries import refuse_summary
@@ -59,8 +58,7 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
         own = [name for name in columns if name in known]
         if len(own) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
-        bare = [name for name in names if with_units(name, known)]
-        if columns and not own and (unknown := misnamed(bare, known)):
+        if columns and not own and (unknown := misnamed(names, known)):
             raise NetworkError(f"has no column of {kind} with a unit{unknown}; correct the header")
     if not columns:
         raise NetworkError(
