@@ -252,7 +252,8 @@ def _plan_jointly(
     result = _with_certificates(searched, {}, "cost" if by_cost else "step")
     if compare:
         with run.interruptible():
-            result = _with_mean_bound(result, _mean_bound(problem, run))
+            interrupted = searched.stop_reason == INTERRUPTED
+            result = _with_mean_bound(result, _mean_bound(problem, run, hurry=interrupted))
     result = replace(result, runtime_s=run.elapsed_s)
     return _stochastic(result, request) if request.wiring == RequestedWiring.STOCHASTIC else result
 
@@ -266,9 +267,9 @@ def _remaining_limit(
     return stop.portion(1.0, run.remaining_s - reserved * stop.seconds())
 
 
-def _mean_bound(problem: PlanningProblem, run: SearchRun) -> StepBound | None:
-    """A bound on the mean step; less tight if the time is up."""
-    bound_of = partial(mean_bound, is_over=lambda: run.remaining_s <= 0)
+def _mean_bound(problem: PlanningProblem, run: SearchRun, *, hurry: bool) -> StepBound | None:
+    """A bound on the mean step; less tight in a ``hurry``, or once the time is up."""
+    bound_of = partial(mean_bound, is_over=lambda: hurry or run.remaining_s <= 0)
     return _bound_for_all_plans(bound_of, problem, problem.workload, problem.heads)
 
 
