@@ -385,8 +385,6 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
                     f"--{column.replace('_', '-')} {value:g} is not used: {args.devices} states "
                     f"{column} of every device; leave it out"
                 )
-        if args.gpu is None:
-            require_gpus(args.devices)
         cluster = load_devices(
             args.devices,
             network,
@@ -398,6 +396,8 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             usd_per_hour=args.usd_per_hour,
             without=dropped,
         )
+        if args.gpu is None:
+            require_gpus(args.devices, dropped)
         listed = {*cluster.network.ids, *cluster.network.regions}
         if unlisted := [name for name in network.ids if name not in listed]:
             why = f"left out, since {args.devices} has no row for them"

@@ -34,6 +34,7 @@ from planner.training_plan.choices import Codec
 from planner.utils.atomic_write import MADE, write_picture, write_text
 from planner.utils.csv_table import read_csv
 from planner.utils.output_files import Output, add_force, require_outputs
+from planner.utils.text import dollars
 from planner.workload.boundary_codec import BoundaryCodec
 
 ABOUT = "search for the Pareto front of step time and cost; write plans, table and chart"
@@ -229,9 +230,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("plan", "plan", lambda name: name or "not on the front"),
     ("step_s", "step, s", lambda x: f"{x:.3f}"),
-    ("step_usd", "step, $", lambda x: f"{x:.4g}"),
-    ("messages_usd", "messages, $", lambda x: f"{x:.4g}"),
-    ("usd_per_billion_tokens", "$ for 10^9 tokens", lambda x: "-" if x is None else f"{x:.4g}"),
+    ("step_usd", "step, $", dollars),
+    ("messages_usd", "messages, $", dollars),
+    ("usd_per_billion_tokens", "$ for 10^9 tokens", lambda x: "-" if x is None else dollars(x)),
     ("devices", "devices", str),
     ("stages", "stages", str),
     ("sync_every", "averages every", str),

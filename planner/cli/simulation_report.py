@@ -11,6 +11,7 @@ from planner.simulator.timeline import Timeline
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import Sync
+from planner.utils.text import dollars
 from planner.workload.boundary_codec import BoundaryCodec
 
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -88,10 +89,11 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     if cost is None:
         return []
     tokens = cost.usd_per_billion_tokens
-    of_tokens = "" if tokens is None else f"; {tokens:.4g} $ per billion tokens"
+    of_tokens = "" if tokens is None else f"; {dollars(tokens)} $ per billion tokens"
     return [
-        f"{'cost of a step':<24}{cost.step_usd:10.4g} $ = {cost.devices_usd:.4g} devices + "
-        f"{cost.messages_usd:.4g} for {cost.paid_bytes / 1e9:.3g} GB of traffic{of_tokens}"
+        f"{'cost of a step':<24}{dollars(cost.step_usd):>10} $ = {dollars(cost.devices_usd)} "
+        f"devices + {dollars(cost.messages_usd)} for {cost.paid_bytes / 1e9:.3g} GB of traffic"
+        f"{of_tokens}"
     ]
 
 

@@ -26,7 +26,7 @@ from planner.genetic.packing_bound import MAX_MODELS, PACKING, PackingBound
 from planner.genetic.tempering import ParallelTempering
 from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
-from planner.search.stop import AnyOf, Effort, MaxIterations, MaxRuntime, StoppingCriterion
+from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class AutoParams:
     warm_up_s, warm_up_share, warm_up_iterations
         Search before the class model, for a good upper bound: seconds, at most this share of the
         remaining ones, and iterations.
-    path_share, path_iterations
-        Share of the remaining seconds or effort for the open path with one pipeline; its iterations
-        under a limit on those.
+    path_share, path_effort
+        Share of the remaining seconds or effort for the open path with one pipeline; its effort
+        under a limit on iterations.
     search_s, search_share, max_search_share
         Search before the chain bound: ``search_s`` seconds or ``search_share`` of the remaining
         ones, whichever is more, but at most ``max_search_share``.
@@ -89,7 +89,7 @@ class AutoParams:
     warm_up_iterations: int = 24
     classes: ClassParams = ClassParams(time_share=0.9)
     path_share: float = 0.5
-    path_iterations: int = 1000
+    path_effort: float = 5.0
     search_s: float = 9.0
     search_share: float = 0.2
     max_search_share: float = 0.9
@@ -139,16 +139,15 @@ class AutoSolver:
             # MaxRuntime(0) is not a valid criterion
             criterion: StoppingCriterion = MaxRuntime(max(share * remaining_s, 1e-3))
         else:
-            criterion = MaxIterations(self.params.path_iterations)
-            if 0 < effort < math.inf:
-                criterion = Effort(effort)
-                run.spend(effort)
+            criterion = Effort(effort if 0 < effort < math.inf else self.params.path_effort)
             if 0 < remaining_s < math.inf:
                 criterion = AnyOf(criterion, MaxRuntime(remaining_s))
         path = open_path(self.data.pp_cost[0], criterion, self.incumbent.seed)
         if path.plan is not None and path.bound is not None:
             self.search.offer(np.array(path.plan, dtype=np.int64))
             self.incumbent.offer_bound(path.bound, f"open path of all devices: {path.basis}")
+        if 0 < effort < math.inf and not self.incumbent.closed:
+            run.spend(effort)
         if path.stop_reason == "interrupted":
             run.reason = path.stop_reason
 

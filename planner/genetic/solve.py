@@ -25,9 +25,10 @@ from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.utils.validate import short_repr
 
 MOVES_PER_EFFORT = 6e6
-OFFSPRING_PER_EFFORT = 2e5
+OFFSPRING_PER_EFFORT = 1e4
+GENES_PER_EFFORT = 3e5
 ORDERS_PER_EFFORT = 5e8
-"""Annealing moves, offspring times devices, and steps of Held-Karp for the order of an offspring's
+"""Annealing moves, and offspring, their devices and steps of Held-Karp for the order of their
 stages, in a unit of effort: about a second of one core."""
 
 EVOLUTIONS = {
@@ -120,7 +121,7 @@ def steps_per_effort(method: AssignmentMethod, data: AssignmentData) -> float:
         stages = len(data.sizes)
         ordered = data.free_order and 2 < stages <= EXACT_NODES
         order_effort = stages**2 * 2**stages / ORDERS_PER_EFFORT if ordered else 0.0
-        return 1 / (devices / OFFSPRING_PER_EFFORT + order_effort)
+        return 1 / (1 / OFFSPRING_PER_EFFORT + devices / GENES_PER_EFFORT + order_effort)
     params = TemperingParams.for_problem(devices, len(data.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 

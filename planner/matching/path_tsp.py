@@ -29,8 +29,9 @@ ROUNDING = 1e-12
 MAX_BRIDGE = 50
 """Nodes that a perturbation of iterated local search exchanges, at most."""
 WHOLE = 1e11
-"""Sum of the largest costs as CP-SAT's integers: small enough for it, and rounding stays far below
-`planner.search.certificate.OPTIMAL_GAP`."""
+"""Sum of the largest costs as CP-SAT's integers: small enough for it, and rounding stays below
+`planner.search.certificate.OPTIMAL_GAP` if the largest cost is some hundred times the mean of the
+path at most."""
 EXACT_NODES = 16
 """Maximum number of nodes for Held-Karp, which takes well under a second."""
 
@@ -49,10 +50,12 @@ class OpenPathParams:
     circuit_nodes
         Maximum number of nodes for which CP-SAT improves the bound.
     iterated_share, max_iterated
-        Share of the remaining limit for iterated local search before CP-SAT, and its most local
-        searches.
+        Share of the remaining limit for iterated local search before CP-SAT, and its most descents,
+        also without a limit.
     max_work
-        CP-SAT's deterministic time without a pure time limit.
+        CP-SAT's deterministic time under a limit on iterations.
+    circuit_s
+        Seconds to build its model, over the square of the nodes: not with less time.
     """
 
     runtime_s: float = 10.0
@@ -62,6 +65,7 @@ class OpenPathParams:
     iterated_share: float = 0.2
     max_iterated: int = 2000
     max_work: float = 8.0
+    circuit_s: float = 1e-5
 
 
 def open_path(
@@ -71,7 +75,8 @@ def open_path(
 
     Exact by dynamic programming (Held and Karp) up to 16 nodes. Beyond that, 2-opt and Or-opt from
     several starts (nearest neighbours, and the patched assignment relaxation) with the assignment
-    bound. Iterated local search then improves the path and, up to 200 nodes, CP-SAT both.
+    bound. Iterated local search then improves the path and, up to 200 nodes, CP-SAT both. Without a
+    limit in seconds, iterations or effort, it ends after some thousand local searches.
 
     Parameters
     ----------
@@ -121,10 +126,13 @@ def open_path(
     with run.interruptible():
         best.offer_bound(_assignment_bound(matrix), "assignment relaxation")
         _local_search(matrix, best, params)
-        if run.check() is None:
-            _iterated_local_search(matrix, best, params)
+        finite = math.isfinite(run.max_iterations) or math.isfinite(criterion.seconds())
         if run.check() is None and len(matrix) <= params.circuit_nodes:
-            _solve_circuit(matrix, best, params)
+            _iterated_local_search(matrix, best, params.iterated_share, params.max_iterated)
+            if run.check() is None:
+                _solve_circuit(matrix, best, params)
+        if run.check() is None:
+            _iterated_local_search(matrix, best, 1.0, math.inf if finite else params.max_iterated)
     order = _canonical(matrix, best.plan or tuple(range(len(matrix))))
     return best.result(order, path_length(matrix, order), exhausted="limit")
 
@@ -214,20 +222,21 @@ def _offer(cost: NDArray[np.float64], best: Incumbent[Order], found: Ints) -> fl
 
 
 def _iterated_local_search(
-    cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams
+    cost: NDArray[np.float64], best: Incumbent[Order], share: float, most: float
 ) -> None:
-    """Descents from the best order with two neighbouring runs exchanged (a double bridge)."""
+    """Descents from the best order with two neighbouring runs exchanged (a double bridge).
+
+    With a share of the remaining limit, and ``most`` descents.
+    """
     assert best.plan is not None
-    run, rng, n = best.run, np.random.default_rng((best.seed, 1)), len(cost)
+    run, n = best.run, len(cost)
+    rng = np.random.default_rng((best.seed, run.iterations))
     current = np.array(best.plan)
     length = path_length(cost, best.plan)
-    until_s = until = math.inf
-    if n <= params.circuit_nodes:
-        # the rest is for CP-SAT
-        share = params.iterated_share
-        until = run.iterations + min(share * run.remaining_iterations, params.max_iterated)
-        if run.paced_by_time:
-            until_s = run.elapsed_s + share * run.remaining_s
+    until = run.iterations + min(share * run.remaining_iterations, most)
+    until_s = math.inf
+    if run.paced_by_time:
+        until_s = run.elapsed_s + share * run.remaining_s
     while run.check() is None and run.iterations < until and run.elapsed_s < until_s:
         ends = np.sort(rng.choice(min(n, MAX_BRIDGE) + 1, 3, replace=False))
         a, b, c = ends + rng.integers(n - ends[-1] + 1)
@@ -383,6 +392,8 @@ def _solve_circuit(
 
     assert best.plan is not None
     n, order = len(cost), best.plan
+    if best.run.remaining_s < params.circuit_s * n**2:
+        return
     scale = WHOLE / max(float(np.abs(cost).max()), 1e-300) / n
     # rounded down, so that the bound in integers is valid for the real costs
     whole_cost = np.floor(cost * scale).astype(np.int64)
@@ -407,7 +418,10 @@ def _solve_circuit(
         else solver_for(
             seed=1,
             max_s=best.run.remaining_s,
-            max_work=min(params.max_work, best.run.remaining_effort),
+            max_work=min(
+                params.max_work if math.isinf(best.run.remaining_effort) else math.inf,
+                best.run.remaining_effort,
+            ),
         )
     )
     status = solve_interruptibly(solver, model)

@@ -125,20 +125,21 @@ def assumes_flops(path: str | Path) -> bool:
     )
 
 
-def require_gpus(path: str | Path) -> None:
+def require_gpus(path: str | Path, without: Collection[str] = ()) -> None:
     """Refuse a device that computes without GPU or FLOP/s, where others name their GPU.
 
     A default GPU is for files that name none; in others it would be taken for what is there.
     """
-    rows = [row for row in read_csv(path, error=NetworkError).rows if row.cells.get("name")]
-    if not any(row.cells.get("gpu") for row in rows):
+    rows = read_csv(path, error=NetworkError).rows
+    named = [row for row in rows if row.cells.get("name") and row.cells["name"] not in without]
+    if not any(row.cells.get("gpu") for row in named):
         return
-    for line, row in rows:
+    for line, row in named:
         states = row.get("gpu") or row.get("tflops") or row.get("can_compute", "").lower() in NO
         if not states:
             raise NetworkError(
                 f"{path}: line {line}: device {row['name']!r} has no gpu, and others have one; "
-                "name it, give tflops or can_compute no, or state a GPU for all without one (--gpu)"
+                "name it, give tflops and memory_gb, or can_compute no, or a default with --gpu"
             )
 
 
@@ -214,16 +215,18 @@ def load_devices(
         inside = dict.fromkeys(network.ids, inside)
     for name, link in mapping("inside", inside or {}, error=NetworkError).items():
         instance_of(Link, link, f"inside of {name!r}")
-    if default is None:
-        require_gpus(path)
     table = read_csv(path, error=NetworkError)
     try:
         rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype), memory_bytes))
         rows = [row for row in rows if row.name not in without]
+        assumes_gpu = default is None
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
-        return _cluster(rows, network, default, inside or {}, usd_per_hour, Path(path).parent)
+        cluster = _cluster(rows, network, default, inside or {}, usd_per_hour, Path(path).parent)
     except ValueError as error:
         raise NetworkError(f"{path}: {error}") from None
+    if assumes_gpu:
+        require_gpus(path, without)
+    return cluster
 
 
 def _rows(

@@ -163,11 +163,9 @@ def pareto(
     for name in ("objective", "hour_usd"):
         if name in fields:
             raise ProblemError(f"{name} follows from worth here; leave it out")
-    lists = {"sync_every": sync_every, "codecs": codecs, "boundary_codecs": boundary_codecs}
-    for name, values in (lists | {"within": within, "worth": worth}).items():
-        if isinstance(values, str):
-            raise ProblemError(f"{name} must be a list, found {values!r}; give [{values!r}]")
-        sequence(name, values, error=ProblemError)
+    sync_every = _values("sync_every", sync_every)
+    codecs, boundary_codecs = _values("codecs", codecs), _values("boundary_codecs", boundary_codecs)
+    within, worth = _values("within", within), _values("worth", worth)
     hours = [float(value) if value == math.inf else real("worth", value, 0) for value in worth]
     for kind, name, words in (
         (Codec, "codec", codecs),
@@ -203,6 +201,13 @@ def pareto(
 
 def _front(points: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
     return Front(_mark_front(points), tuple(dict.fromkeys(refused)))
+
+
+def _values(field: str, given: Any) -> tuple[Any, ...]:
+    """The values to combine, of which one alone is none."""
+    if isinstance(given, str):
+        raise ProblemError(f"{field} must be a list, found {given!r}; give [{given!r}]")
+    return sequence(field, given, error=ProblemError)
 
 
 def _combinations(

@@ -6,6 +6,7 @@ The cost functions here are the definitions: clear, not fast. Solvers have compi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -184,13 +185,18 @@ class AssignmentProblem:
         ProblemError
             The groups have other sizes than the stages, or not every device once.
         """
-        sizes = tuple(map(len, groups))
+        try:
+            sizes = tuple(map(len, groups))
+            devices = sorted(operator.index(d) for group in groups for d in group)
+        except TypeError:
+            raise ProblemError(
+                f"groups are {short_repr(groups)}; give a list of devices for every stage"
+            ) from None
         if sizes != self.stage_sizes:
             raise ProblemError(
                 f"groups have {short_repr(sizes)} devices; the problem's stages have "
                 f"{short_repr(self.stage_sizes)}"
             )
-        devices = sorted(d for group in groups for d in group)
         if devices != list(range(len(devices))):
             raise ProblemError(
                 f"groups are {short_repr(groups)}; give each device from 0 to "

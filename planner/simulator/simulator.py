@@ -272,13 +272,13 @@ class _Simulation:
                 f"the plan has {len(plan.workload.layers)} layers, the workload "
                 f"{len(workload.layers)}; give one with as many"
             )
-        for field in ("batch_samples", "microbatch_samples"):
-            planned, given = getattr(plan.workload, field), getattr(workload, field)
-            if planned != given:
-                raise SimulationError(
-                    f"the plan is for {field} {planned}, the workload has {given}; make a plan for "
-                    "this workload"
-                )
+        if plan.workload.batch_samples != workload.batch_samples:
+            raise SimulationError(
+                f"the plan is for batch_samples {plan.workload.batch_samples}, the workload has "
+                f"{workload.batch_samples}; make a plan for this workload"
+            )
+        # the search may have made microbatches larger
+        workload = workload.replace(microbatch_samples=plan.workload.microbatch_samples)
         names = plan.cluster.network.ids
         if set(names) <= set(cluster.network.ids):
             if names != cluster.network.ids:

@@ -18,6 +18,7 @@ from planner.utils.text import printable
 
 Error = type[ValueError]
 OTHER_SEPARATORS = (";", "\t")
+COMMENT = re.compile(r"^[ \t]*#([ \t].*)?$", re.MULTILINE)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+", re.ASCII)
 WITH_UNIT = re.compile(
@@ -51,8 +52,10 @@ def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
 
 
 def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
-    """Parse comma-separated text with a header; lines that begin with ``#`` are comments."""
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    """Parse comma-separated text with a header; lines that begin with ``#`` and a blank are
+    comments.
+    """
+    reader = csv.reader(io.StringIO(COMMENT.sub("", text)), skipinitialspace=True)
     lines: list[tuple[int, list[str]]] = []
     first = 1  # line of a row
     try:
@@ -61,7 +64,7 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
                 raise error(f"line {first}: a cell has a line break; close its quotes")
             first = reader.line_num + 1
             cells = [cell.strip() for cell in row]
-            if any(cells) and not cells[0].startswith("#"):
+            if any(cells):
                 lines.append((reader.line_num, cells))
     except csv.Error as cause:
         raise error(f"line {reader.line_num}: is not CSV ({cause}); correct the file") from None

@@ -43,6 +43,11 @@ def quantity_range(values: ArrayLike, unit: str) -> str:
     return f"{a} to {high}" if in_a == in_b else f"{low} to {high}"
 
 
+def dollars(value: float) -> str:
+    """An amount of money without its unit: four digits, and all those before the point."""
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
 def counted(count: int, noun: str) -> str:
     """A count and its noun, in the plural unless it is one."""
     ending = "es" if noun.endswith(("s", "ch", "sh", "x")) else "s"

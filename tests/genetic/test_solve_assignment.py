@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,13 @@ def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]
 
 
 @pytest.mark.parametrize(
-    "groups", [[[0, 1], [2, -1]], [[0, 1], [2, 9]], [[0, 1], [2, 2]], [[0, 1]], [[0, 1, 2], [3]]]
+    "groups",
+    [
+        *([[0, 1], [2, -1]], [[0, 1], [2, 9]], [[0, 1], [2, 2]], [[0, 1]], [[0, 1, 2], [3]]),
+        *(None, [0, 1, 2, 3], [[0, 1], [2, None]], [[0.0, 1.0], [2.0, 3.0]]),
+    ],
 )
-def test_costs_of_other_groups_are_refused(groups: list[list[int]]) -> None:
+def test_costs_of_other_groups_are_refused(groups: Any) -> None:
     """Groups that are no assignment have no cost."""
     ones = np.ones((4, 4))
     problem = AssignmentProblem(Network(ones, ones), 2, 2, 1.0, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -21,7 +22,14 @@ from planner.matching.path_tsp import (
 )
 from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent, WrongBoundError
-from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
+from planner.search.stop import (
+    AnyOf,
+    Effort,
+    MaxIterations,
+    MaxRuntime,
+    StoppingCriterion,
+    TargetGap,
+)
 
 pytestmark = pytest.mark.interpreted
 
@@ -132,6 +140,19 @@ def test_long_paths_use_their_limit() -> None:
     assert long.objective is not None and short.objective is not None
     assert long.objective < 0.99 * short.objective
     assert sorted(long.plan or ()) == list(range(len(cost)))
+
+
+@pytest.mark.parametrize("stop", [MaxIterations(150), Effort(0.01)], ids=str)
+def test_limits_are_used_after_cp_sat(
+    stop: StoppingCriterion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local searches go on if CP-SAT does not close the gap; without a limit they end, too."""
+    monkeypatch.setattr(MODULE, "_solve_circuit", lambda *_: None)
+    points = np.random.default_rng(0).random((60, 2))
+    cost = np.linalg.norm(points[:, None] - points[None, :], axis=2)
+    assert open_path(cost, stop).stop_reason.endswith("limit")
+    monkeypatch.setattr(MODULE, "OpenPathParams", partial(OpenPathParams, max_iterated=5))
+    assert open_path(cost, TargetGap(0.0)).stop_reason == "limit"
 
 
 def test_wrong_bounds_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:

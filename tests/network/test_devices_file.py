@@ -205,6 +205,9 @@ def test_a_gpu_is_no_guess_where_others_name_theirs(
         pl.NetworkError, match=r"line 4: device 's/0' has no gpu, .*; name it, give"
     ):
         load_devices(path, two_regions())
+    assert len(load_devices(path, two_regions(), without=["s/0"])) == 2
+    with pytest.raises(pl.NetworkError, match="column 'tflop' is unknown"):
+        load_devices(write_csv(tmp_path, "name,gpu,tflop\nn/0,T4,\ns/0,,10\n"), two_regions())
     words = ["--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--effort", "0.1"]
     regions = "name,gpu\nOregon,A10\nVirginia,\n"
     words += ["--devices", str(write_csv(tmp_path, regions)), "--batch-samples", "8"]

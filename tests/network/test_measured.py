@@ -374,6 +374,14 @@ def test_both_ways_option(tmp_path: Path) -> None:
     assert not found.assumed_pairs["latency"].any()
 
 
+def test_other_columns_are_no_quantity(tmp_path: Path) -> None:
+    """Such as bytes in tables of iperf."""
+    path = tmp_path / "a.csv"
+    path.write_text("source,destination,bandwidth_mbps,transfer_MB\na,b,8,10\nb,a,8,10\n")
+    found = read_measured([path], latency_s=0.01)
+    assert found.bandwidths == 2 and found.latencies == 0
+
+
 def test_measurements_replace_what_was_copied(tmp_path: Path) -> None:
     """A file with copied values is merged with later measurements."""
     half, out, more = (tmp_path / name for name in ("half.csv", "net.csv", "more.csv"))

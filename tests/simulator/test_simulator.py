@@ -213,6 +213,10 @@ def test_missing_schedules_cores_and_layers_are_refused() -> None:
     fewer = plan.workload.replace(layers=plan.workload.layers[:1], architecture=None)
     with pytest.raises(SimulationError, match=r"layers, the workload 1; give one with as many"):
         simulate(plan, workload=fewer)
+    smaller = plan.workload.replace(batch_samples=4, microbatch_samples=2)
+    as_asked = smaller.replace(microbatch_samples=1)
+    chosen = make_plan([[0, 1]], workload=smaller)
+    assert simulate(chosen, workload=as_asked).step_s == simulate(chosen).step_s
     larger = plan.workload.replace(batch_samples=2 * plan.workload.batch_samples)
     with pytest.raises(SimulationError, match=r"is for batch_samples .* make a plan"):
         simulate(plan, workload=larger)

@@ -100,10 +100,12 @@ def test_rows_with_too_many_cells() -> None:
 
 def test_comments_are_skipped() -> None:
     """Before the header and between rows."""
-    table = parse_csv("# of Monday; 3 hosts\na,b\n1,2\n # slow, again\n3,4 # not one\n")
+    text = '# of Monday; "3 hosts\n#\na,b\n1,2\n # slow, again\n3,4 # not one\n#5,6\n'
+    table = parse_csv(text)
     assert table.columns == ("a", "b")
-    assert [row.line for row in table.rows] == [3, 5]
-    assert table.rows[1].cells["b"] == "4 # not one"
+    assert [row.line for row in table.rows] == [4, 6, 7]
+    assert table.rows[1].cells["b"] == "4 # not one" and table.rows[2].cells["a"] == "#5"
+    assert parse_csv("#,a\nb,1\n").columns == ("#", "a")
 
 
 def test_blanks_empty_columns_and_lines() -> None:

@@ -57,8 +57,8 @@ class Measured:
     assumed
         What was assumed where nothing was measured, in words.
     assumed_pairs
-        ``bool[N, N]``, where ``latency`` and ``bandwidth`` were assumed, or taken from the other
-        direction.
+        ``bool[N, N]``, where ``latency`` and ``bandwidth`` were assumed, or copied on request from
+        the other direction.
     """
 
     network: Network

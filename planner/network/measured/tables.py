@@ -18,6 +18,7 @@ from planner.network.formats import (
     misnamed,
     require_unique,
     si_value,
+    with_units,
 )
 from planner.network.measured.findings import Measurements
 from planner.network.summaries import refuse_summary
@@ -54,11 +55,15 @@ def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) 
     measurements = Measurements()
     require_unique(names)
     columns = [name for name in names if name in UNITS]
-    for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
+    for kind, known, stems in (
+        ("latency", LATENCY_COLUMNS, ("lat", "rtt")),
+        ("bandwidth", BANDWIDTH_COLUMNS, ("band", "bw")),
+    ):
         own = [name for name in columns if name in known]
         if len(own) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
-        if columns and not own and (unknown := misnamed(names, known)):
+        likely = [n for n in names if n.lower().startswith(stems) or with_units(n, known)]
+        if columns and not own and (unknown := misnamed(likely, known)):
             raise NetworkError(f"has no column of {kind} with a unit{unknown}; correct the header")
     if not columns:
         raise NetworkError(

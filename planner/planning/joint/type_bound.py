@@ -86,7 +86,7 @@ def type_bound(
     cases = np.prod(count + 1.0) * len(requirements.starts)
     if len(count) > MAX_TYPES or cases > MAX_CASES or not 0 < known_s < np.inf or is_over():
         return None
-    stages = _Compositions(requirements, table, count)
+    stages = _Compositions(requirements, table, count, is_over)
     if stages.suffice(known_s):
         return None
     seconds = _longest_excluded_s(stages.suffice, known_s, is_over)
@@ -188,9 +188,18 @@ class _Compositions:
         Of all parts.
     table, available
         The types, and how many devices there are of each.
+    is_over
+        Whether to prove nothing more.
     """
 
-    def __init__(self, requirements: StageRequirements, table: Floats, available: Ints) -> None:
+    def __init__(
+        self,
+        requirements: StageRequirements,
+        table: Floats,
+        available: Ints,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.is_over = is_over
         self.needs = needs = requirements
         self.available = available.astype(np.float64)
         self.prices = np.full(len(available), 1 / self.available.sum())
@@ -231,10 +240,10 @@ class _Compositions:
         self.least_s[lacks_memory | (devices < needs.min_devices)] = np.inf
 
     def suffice(self, seconds: float) -> bool:
-        """Whether no prices show that a mean step takes longer."""
+        """Whether no prices show that a mean step takes longer; True once it is over."""
         stages = self._possible(seconds * (1 + ROUNDING))
         used: list[Floats] = []
-        while len(used) < MAX_PRICES:
+        while len(used) < MAX_PRICES and not self.is_over():
             cost, devices = self._cheapest_split(stages)
             if cost > 1 + ROUNDING:
                 if seconds > self.excluded_s:
