@@ -239,11 +239,10 @@ def measure_worker(
         for kind in fields if stage.module.head is not None else "FB":
             samples.time(fields[kind], partial(stage.run_op, kind, 0, inputs[kind]))
     seconds = samples.medians()
-    # F once more, of some layers
-    again_s = seconds["forward_s"] * repeated_share(
-        plan.workload, plan.stage_layers[own], plan.recompute[own]
-    )
-    seconds["backward_s"] = max(seconds["backward_s"] - again_s, 0.0)
+    # F once more, of some layers. B has more FLOPs than F, whatever noise there was in F
+    again = repeated_share(plan.workload, plan.stage_layers[own], plan.recompute[own])
+    both_s = seconds["backward_s"]
+    seconds["backward_s"] = max(both_s - again * seconds["forward_s"], both_s / (1 + again))
     return seconds
 
 
