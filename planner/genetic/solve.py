@@ -12,8 +12,8 @@ from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.incumbent import AssignmentIncumbent, build_plan
 from planner.genetic.local_search import LocalSearch, circular_swap_pass, greedy_swap_pass
+from planner.genetic.stage_order import has_best_order
 from planner.genetic.tempering import ParallelTempering, TemperingParams
-from planner.matching.path_tsp import EXACT_NODES
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
@@ -119,8 +119,9 @@ def steps_per_effort(method: AssignmentMethod, data: AssignmentData) -> float:
     devices = len(data.stage_of_slot)
     if method in EVOLUTIONS:
         stages = len(data.sizes)
-        ordered = data.free_order and 2 < stages <= EXACT_NODES
-        order_effort = stages**2 * 2**stages / ORDERS_PER_EFFORT if ordered else 0.0
+        order_effort = 0.0
+        if has_best_order(data):
+            order_effort = stages**2 * 2**stages / ORDERS_PER_EFFORT
         return 1 / (1 / OFFSPRING_PER_EFFORT + devices / GENES_PER_EFFORT + order_effort)
     params = TemperingParams.for_problem(devices, len(data.sizes))
     return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)

@@ -11,6 +11,11 @@ from planner.search.arrays import Ints
 from planner.search.stop import MaxIterations
 
 
+def has_best_order(data: AssignmentData) -> bool:
+    """Whether `reorder_stages` does anything: the order is free, and stages are few."""
+    return data.free_order and 2 < len(data.sizes) <= EXACT_NODES
+
+
 def reorder_stages(data: AssignmentData, slots: Ints) -> Ints:
     """Reorder the groups to minimise eq. 4; unchanged if the order is not free.
 
@@ -26,9 +31,9 @@ def reorder_stages(data: AssignmentData, slots: Ints) -> Ints:
     ndarray
         ``int[N]``, slots.
     """
-    stages = len(data.sizes)
-    if not data.free_order or not 2 < stages <= EXACT_NODES:
+    if not has_best_order(data):
         return slots
+    stages = len(data.sizes)
     order = open_path(group_bottlenecks(data, slots), MaxIterations(1)).plan
     groups = slots.reshape(stages, -1)
     return np.ascontiguousarray(groups[list(order or range(stages))].reshape(-1))

@@ -411,17 +411,14 @@ def _solve_circuit(
             model.add_hint(literal, (i, j) in hinted_arcs)
     model.add_circuit(arcs)
     model.minimize(sum(terms))
-    time_limited = best.run.paced_by_time
+    time_limited, effort = best.run.paced_by_time, best.run.remaining_effort
     solver = (
         solver_for(seed=1, workers=2, max_s=best.run.remaining_s)
         if time_limited
         else solver_for(
             seed=1,
             max_s=best.run.remaining_s,
-            max_work=min(
-                params.max_work if math.isinf(best.run.remaining_effort) else math.inf,
-                best.run.remaining_effort,
-            ),
+            max_work=params.max_work if math.isinf(effort) else effort,
         )
     )
     status = solve_interruptibly(solver, model)

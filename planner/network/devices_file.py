@@ -26,7 +26,7 @@ from planner.network.gpus import (
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.network.pair_table import PairTable
-from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
+from planner.utils.csv_table import CsvRow, CsvTable, number_in, number_remedy, read_csv
 from planner.utils.text import did_you_mean, joined
 from planner.utils.validate import (
     LARGEST,
@@ -131,25 +131,30 @@ def require_gpus(path: str | Path, without: Collection[str] = ()) -> None:
     A default GPU is for files that name none; in others it would be taken for what is there.
     """
     rows = read_csv(path, error=NetworkError).rows
-    named = [row for row in rows if row.cells.get("name") and row.cells["name"] not in without]
-    if not any(row.cells.get("gpu") for row in named):
-        return
-    for line, row in named:
-        states = row.get("gpu") or row.get("tflops") or row.get("can_compute", "").lower() in NO
-        if not states:
-            raise NetworkError(
-                f"{path}: line {line}: device {row['name']!r} has no gpu, and others have one; "
-                "name it, give tflops and memory_gb, or can_compute no, or a default with --gpu"
-            )
+    rows = tuple(row for row in rows if row.cells.get("name") not in without)
+    lacking = _lacking(rows, "gpu", "tflops")
+    if lacking and any(row.cells.get("name") and row.cells.get("gpu") for row in rows):
+        line, row = lacking[0]
+        raise NetworkError(
+            f"{path}: line {line}: device {row['name']!r} has no gpu, and others have one; name "
+            "it, give tflops and memory_gb, or can_compute no, or a default with --gpu"
+        )
 
 
 def states_all(path: str | Path, *columns: str) -> bool:
     """Whether one of some columns is filled for every device that computes."""
-    return all(
-        any(row.get(column) for column in columns) or row.get("can_compute", "").lower() in NO
-        for _, row in read_csv(path, error=NetworkError).rows
-        if row.get("name")
-    )
+    return not _lacking(read_csv(path, error=NetworkError).rows, *columns)
+
+
+def _lacking(rows: Sequence[CsvRow], *columns: str) -> list[CsvRow]:
+    """Rows of devices that compute, with none of some columns filled."""
+    return [
+        row
+        for row in rows
+        if row.cells.get("name")
+        and not any(row.cells.get(column) for column in columns)
+        and row.cells.get("can_compute", "").lower() not in NO
+    ]
 
 
 def load_devices(
