@@ -23,7 +23,7 @@ def nearest_together(problem: pl.AssignmentProblem) -> pl.AssignmentPlan:
         groups.append(group)
         left = [d for d in left if d not in group]
     order = pl.open_path(np.array([[_hop(problem, a, b) for b in groups] for a in groups])).plan
-    return pl.AssignmentPlan.of_grid(np.array([groups[k] for k in order]).T)
+    return pl.match_stages(problem, [groups[k] for k in order])
 
 
 def _hop(problem: pl.AssignmentProblem, a: list[int], b: list[int]) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.matching.bottleneck import MatchingError as MatchingError
     from planner.matching.bottleneck import bottleneck_assignment as bottleneck_assignment
     from planner.matching.path_tsp import open_path as open_path
+    from planner.matching.stages import match_stages as match_stages
     from planner.network.catalogue import (
         list_networks as list_networks,
     )
@@ -165,6 +166,7 @@ _HOME = {
     "load_network": "network.catalogue",
     "load_plan": "training_plan.file",
     "open_path": "matching.path_tsp",
+    "match_stages": "matching.stages",
     "optimal_group_size": "lp.groups",
     "pareto": "planning.pareto_front",
     "plan": "planning.solve",

@@ -14,6 +14,7 @@ from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.checker.result_bounds import bound_violations
 from planner.checker.step_simulation import simulated_times
 from planner.checker.violation import Violation
+from planner.matching.stages import match_stages
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
 from planner.search.result import Result
@@ -90,6 +91,10 @@ def _evaluate(family: ProblemFamily, problem: Any, answer: Any) -> EvaluatedSolu
             f"an answer to {family} is a {KINDS[family].__name__} or its JSON form, found "
             f"{type(plan).__name__}"
         )
+    if isinstance(plan, AssignmentPlan) and plan.grid is None:
+        wrong = [violation for violation in check(plan, problem) if violation.rule != "grid"]
+        # which devices are matched is no decision of a solver
+        plan = plan if wrong else match_stages(problem, plan.groups)
     violations = check(plan, problem.cluster if isinstance(problem, PlanProblem) else problem)
     if isinstance(plan, TrainingPlan):
         violations += _other_training(plan, problem)

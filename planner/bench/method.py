@@ -76,11 +76,17 @@ def foreign_method(reference: str) -> BenchMethod:
             f"--method must be package.module:function, found {reference!r}; correct it"
         )
     try:
-        run = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--method {reference}: {error}; give a function on PYTHONPATH") from None
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # of a user's module
+        absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        remedy = "give a function on PYTHONPATH" if absent else f"correct the module {name}"
+        message = " ".join(str(error).split())
+        raise ValueError(
+            f"--method {reference}: {type(error).__name__}: {message}; {remedy}"
+        ) from error
+    run = getattr(module, attribute, None)
     if not callable(run):
-        raise ValueError(f"--method {reference}: is not a function; give one")
+        raise ValueError(f"--method {reference}: {name} has no function {attribute}; give one")
     try:
         families = frozenset(
             ProblemFamily(name) for name in getattr(run, "families", tuple(ProblemFamily))

@@ -23,11 +23,8 @@ from typing import Any
 import numpy as np
 
 from planner.bench.problem import ProblemFamily
-from planner.checker.dispatch import check
-from planner.genetic.data import assignment_data
-from planner.genetic.incumbent import build_plan as assignment_of
 from planner.lp.solve import build_plan as averaging_of
-from planner.problems import AssignmentProblem, AveragingProblem
+from planner.problems import AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole
 from planner.problems.rebalancing import RebalancingPlan, TimedMove
@@ -57,7 +54,7 @@ def answer_of(family: ProblemFamily, problem: Any, data: Any) -> Any:
     try:
         match family:
             case ProblemFamily.ASSIGNMENT:
-                return _assignment(problem, data["groups"])
+                return AssignmentPlan.of_groups(data["groups"])
             case ProblemFamily.AVERAGING:
                 return _averaging(problem, data["computes"], data["rates_bytes_per_s"])
             case ProblemFamily.PATHS:
@@ -98,18 +95,6 @@ def _not_finite(value: Any, where: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for k, item in enumerate(value):
             yield from _not_finite(item, f"{where}[{k}]")
-
-
-def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:
-    """Build an assignment plan; the matching between stages is computed here."""
-    groups = [[whole("groups", d) for d in group] for group in raw]
-    bare = AssignmentPlan.of_groups(groups)
-    for violation in check(bare, problem):
-        if violation.rule != "grid":
-            raise AnswerError(str(violation))
-    return assignment_of(
-        problem, assignment_data(problem), np.concatenate([np.array(g) for g in groups])
-    )
 
 
 def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> AveragingPlan:

@@ -100,7 +100,8 @@ def run_task(task: Task) -> TaskResult:
         reason = f"cut off after {task.guard_s:g} s"
     except WrongBoundError:
         raise
-    except Exception as error:  # any error of a user's function becomes its row
+    # any error of a user's function becomes its row
+    except (Exception, SystemExit) as error:
         reason = _one_line(error)
     seconds = time.perf_counter() - began
     # built again, since a user's function may have modified its argument

@@ -48,7 +48,8 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     Parameters
     ----------
     plan
-        A `TrainingPlan`, an `AssignmentPlan`, an `AveragingPlan`, or a `Result` with one.
+        A `TrainingPlan`, `AssignmentPlan`, `AveragingPlan`, `PathPlan` or `ArrangedPathPlan`, or
+        a `Result` with one.
     problem_or_cluster
         The problem that a part answers; for a `TrainingPlan` the cluster it is meant
         for, by default the one it holds.
@@ -57,6 +58,11 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     -------
     list of Violation
         Empty: valid.
+
+    Raises
+    ------
+    TypeError
+        There is nothing to check in such an object, or the second argument is of another type.
     """
     subject = plan.plan if isinstance(plan, Result) else plan
     kind = next((kind for kind in ANSWERS if isinstance(subject, kind)), None)
@@ -82,8 +88,10 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
 
 @singledispatch
 def _check(plan: Any, _: Any) -> Iterator[Violation]:
+    kinds = [kind.__name__ for kind in ANSWERS]
     raise TypeError(
-        f"cannot check a {type(plan).__name__}; give a TrainingPlan, a part of one, or a Result"
+        f"cannot check a {type(plan).__name__}; give one of {', '.join(kinds)}, or a "
+        "Result with one"
     )
 
 

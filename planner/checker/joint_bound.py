@@ -29,8 +29,9 @@ from planner.checker.bound_witness import (
     heads_of,
 )
 from planner.checker.memory import stage_memory
+from planner.checker.wire_ratio import WIRE_RATIO
 from planner.network.dtype import Dtype
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -106,7 +107,7 @@ class StageSplits:
         self.devices = devices
         self.workload = plan.workload.replace(microbatch_samples=self.samples)
         self.recompute: object = witness["recompute"]
-        self.wire_ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.wire_ratio = WIRE_RATIO[plan.codec]
         w = plan.workload
         if spreads_in_bf16(w):
             # a device with a share x of at most 1/2 sends 1 - x of the gradients and receives

@@ -37,7 +37,8 @@ from planner.checker.joint_bound import (
 )
 from planner.checker.memory import stage_memory
 from planner.checker.plan_network import device_rates, sites_around
-from planner.training_plan.choices import Codec, Head
+from planner.checker.wire_ratio import WIRE_RATIO
+from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 
 MAX_COMPOSITIONS = 4_000_000
@@ -349,7 +350,7 @@ class _Sites:
         self.part = np.cumsum(sorted(flops, reverse=True)) / sum(flops)
         owned = np.array([float(layer.parameters) for layer in w.layers])
         owned[0] += w.stem.parameters
-        ratio = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        ratio = WIRE_RATIO[plan.codec]
         if spreads_in_bf16(w):
             ratio = min(ratio, 0.5)
         self.gradients = np.sort(owned).cumsum() * w.gradient_bytes_per_parameter * ratio

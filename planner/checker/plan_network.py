@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.checker.wire_ratio import WIRE_RATIO
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.pair_table import PairTable
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 
@@ -169,10 +170,8 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
     ndarray
         ``float[m, m]``, by place in the group.
     """
-    # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
     # within sites sums are not compressed
-    coded = plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
-    wire = 1028 / 4096 if coded else 1.0
+    wire = WIRE_RATIO[plan.codec] if group.phase in (Phase.ALL, Phase.EXCHANGE) else 1.0
     if group.dtype is Dtype.BF16:
         # parameters of which all devices have the rounded values only
         wire = 2 / 4

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from planner.checker.plan_network import MessageRates, pairs_s
-from planner.training_plan.choices import Codec, Head
+from planner.checker.wire_ratio import WIRE_RATIO
+from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
 
@@ -201,7 +202,7 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
             parameters[0] -= w.tied_parameters
         else:
             parameters[head_stage] += w.tied_parameters
-    wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+    wire = WIRE_RATIO[plan.codec]
     return [count * w.gradient_bytes_per_parameter * wire for count in parameters]
 
 

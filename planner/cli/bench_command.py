@@ -231,7 +231,7 @@ def _chosen(options: argparse.Namespace) -> list[BenchMethod]:
         if name and name not in method_names:
             raise ValueError(f"--methods: unknown method {name!r}; --list shows all methods")
     mine = [method for method in METHODS if selected is None or method.name in selected]
-    return mine + [foreign_method(reference) for reference in options.method]
+    return mine + [foreign_method(reference) for reference in dict.fromkeys(options.method)]
 
 
 def _tasks(options: argparse.Namespace, instances: Sequence[BenchInstance]) -> Iterable[Task]:

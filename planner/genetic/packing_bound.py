@@ -29,6 +29,7 @@ from scipy.sparse.csgraph import connected_components
 from planner.genetic.bounds import star_bound
 from planner.genetic.data import AssignmentData
 from planner.search.arrays import Bools, Floats
+from planner.search.cp_sat import solver_for
 
 PACKING = "packing"
 """Kind of the witness: intervals of eq. 2, each with the levels that exceed it."""
@@ -231,10 +232,7 @@ class PackingBound:
                 model.add_bool_or(holds)
         for of_part in runs_of_part:
             model.add(sum(of_part) == self.pipelines)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.max_deterministic_time = WORK_OF_A_MODEL
-        return solver.solve(model) != cp_model.INFEASIBLE
+        return solver_for(max_work=WORK_OF_A_MODEL).solve(model) != cp_model.INFEASIBLE
 
     def _components_at(self, level: int) -> list[_Component]:
         found = self._components.get(level)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating_entry
-from planner.utils.validate import short_repr
+from planner.utils.validate import numbers, short_repr
 
 
 class MatchingError(ValueError):
@@ -61,11 +61,16 @@ def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
 
 def cost_matrix(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
     """Copy the input to a float matrix; raises `MatchingError` if it is not one."""
+    if np.ma.isMaskedArray(cost):
+        raise MatchingError(
+            "cost is a masked array; give cost.filled(value), with what masked pairs cost"
+        )
     try:
-        matrix = np.array(cost, dtype=np.float64, order="C")
+        matrix = np.ascontiguousarray(numbers(cost))
     except (TypeError, ValueError, OverflowError):
         raise MatchingError(
-            f"cost must be a matrix of numbers, found {short_repr(cost)}; give rows of equal length"
+            f"cost must be a matrix of numbers, found {short_repr(cost)}; give rows of real "
+            "numbers, all of one length"
         ) from None
     if matrix.ndim != 2:
         raise MatchingError(

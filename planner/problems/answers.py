@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problems.error import ProblemError
+from planner.problems.quantities import device_groups
 from planner.utils.text import counted, stage_words
 from planner.utils.validate import short_repr
 
@@ -43,15 +44,29 @@ class AssignmentPlan:
         -------
         AssignmentPlan
             Its groups are sorted.
+
+        Raises
+        ------
+        ProblemError
+            The grid is no matrix of whole numbers.
         """
-        array = np.array(grid, dtype=np.int64)
+        try:
+            array = np.array(grid)
+        except ValueError:  # rows of unequal length
+            array = np.array(0)
+        if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
+            raise ProblemError(
+                f"grid is {short_repr(grid)}; give a row of whole numbers for every pipeline, all "
+                "of one length"
+            )
+        array = array.astype(np.int64)
         array = array[np.argsort(array[:, 0], kind="stable")]
         array.setflags(write=False)
         return cls(tuple(tuple(sorted(map(int, column))) for column in array.T), array)
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-        """Build from groups of unequal size, which have no grid.
+        """Build from groups alone; for groups of equal size `match_stages` adds the grid.
 
         Parameters
         ----------
@@ -62,8 +77,13 @@ class AssignmentPlan:
         -------
         AssignmentPlan
             Without a grid.
+
+        Raises
+        ------
+        ProblemError
+            The groups are no lists of whole numbers.
         """
-        return cls(tuple(tuple(sorted(map(int, group))) for group in groups), None)
+        return cls(device_groups(groups), None)
 
     def __repr__(self) -> str:
         return f"AssignmentPlan({stage_words([len(group) for group in self.groups])})"

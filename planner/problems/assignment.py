@@ -6,7 +6,6 @@ The cost functions here are the definitions: clear, not fast. Solvers have compi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
 from planner.problems.error import ProblemError
-from planner.problems.quantities import instance_of, per_item, whole
+from planner.problems.quantities import device_groups, instance_of, per_item, whole
 from planner.utils.text import stage_words
 from planner.utils.validate import short_repr
 
@@ -185,24 +184,25 @@ class AssignmentProblem:
         ProblemError
             The groups have other sizes than the stages, or not every device once.
         """
-        try:
-            sizes = tuple(map(len, groups))
-            devices = sorted(operator.index(d) for group in groups for d in group)
-        except TypeError:
-            raise ProblemError(
-                f"groups are {short_repr(groups)}; give a list of devices for every stage"
-            ) from None
+        self.require_groups(groups)
+        return self.data_parallel_s(groups) + self.pipeline_s(groups)
+
+    def require_groups(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """The groups, each sorted; raises `ProblemError` if they are none of this problem."""
+        required = device_groups(groups)
+        sizes = tuple(map(len, required))
         if sizes != self.stage_sizes:
             raise ProblemError(
                 f"groups have {short_repr(sizes)} devices; the problem's stages have "
                 f"{short_repr(self.stage_sizes)}"
             )
+        devices = sorted(d for group in required for d in group)
         if devices != list(range(len(devices))):
             raise ProblemError(
                 f"groups are {short_repr(groups)}; give each device from 0 to "
                 f"{len(devices) - 1} once"
             )
-        return self.data_parallel_s(groups) + self.pipeline_s(groups)
+        return required
 
     def replace(self, **changes: Any) -> AssignmentProblem:
         """A copy with some of the constructor's fields changed."""

@@ -76,6 +76,16 @@ def choice(kind: type[Choice], field: str, value: Any) -> Choice:
     return validate.choice(kind, field, value, error=ProblemError)
 
 
+def device_groups(groups: Any) -> tuple[tuple[int, ...], ...]:
+    """Convert to one tuple of device numbers per stage, each sorted."""
+    try:
+        return tuple(tuple(sorted(whole("a device of groups", d) for d in one)) for one in groups)
+    except TypeError:
+        raise ProblemError(
+            f"groups are {short_repr(groups)}; give a list of devices for every stage"
+        ) from None
+
+
 def whole(field: str, value: Any) -> int:
     """Convert to a whole number."""
     try:

@@ -1,6 +1,7 @@
 """Handling of termination signals, so that a command keeps the plan found so far.
 
-Only commands install these handlers; in the library Ctrl-C raises `KeyboardInterrupt` as usual.
+Only commands install these handlers. In the library Ctrl-C raises `KeyboardInterrupt` as usual; a
+search that has a plan catches it, and returns the plan.
 """
 
 from __future__ import annotations

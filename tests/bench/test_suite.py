@@ -463,11 +463,15 @@ def sleeps(problem, seed, effort):
     time.sleep(60)
 
 
+def exits(problem, seed, effort):
+    raise SystemExit("no licence")
+
+
 def lies(problem, seed, effort):
     return {"groups": [[0, 1, 2, 3]] * 4}
 
 
-for function in (raises, dies, sleeps, lies):
+for function in (raises, dies, sleeps, lies, exits):
     function.families = ("assignment",)
 """
 
@@ -475,23 +479,34 @@ for function in (raises, dies, sleeps, lies):
 def test_errors_of_user_methods_become_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One raises, one answers nonsense, one never ends, one kills its process."""
+    """One raises, one answers nonsense, one never ends, one kills its process, one exits."""
     (tmp_path / "odd_strangers.py").write_text(STRANGER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(tmp_path)
-    methods = [
-        w for m in ("raises", "dies", "sleeps", "lies") for w in ("--method", f"odd_strangers:{m}")
-    ]
+    names = ("raises", "dies", "sleeps", "lies", "exits")
+    methods = [w for name in names for w in ("--method", f"odd_strangers:{name}")]
     rows = tmp_path / "rows.jsonl"
     argv = ["--only", SMALL, "--methods", "random", "--seeds", "0", "--seconds", "0.5"]
     assert bench([*argv, *methods, "--jobs", "2", "--rows", str(rows)]) == 0
     reasons = {row.method.rpartition(":")[2]: row.reason for row in read_rows(rows)}
     assert reasons["random"] == ""
     assert reasons["raises"] == "KeyError: 'no idea'"
+    assert reasons["exits"] == "SystemExit: no licence"
     assert reasons["sleeps"] == "cut off after 0.5 s"
     assert reasons["dies"].startswith("its process died")
     assert "exactly one group" in reasons["lies"] or "stage sizes" in reasons["lies"]
     capsys.readouterr()
+
+
+def test_groups_are_a_complete_answer() -> None:
+    """As a plan without a grid or as JSON: which devices are matched is no decision."""
+    problem = INSTANCES["assignment/dtfm1-8x8"].make()
+    groups = np.random.default_rng(0).permutation(64).reshape(8, 8).tolist()
+    values = [
+        evaluate(ProblemFamily.ASSIGNMENT, problem, answer).objective
+        for answer in (pl.AssignmentPlan.of_groups(groups), {"groups": groups})
+    ]
+    assert values == pytest.approx([problem.cost(groups)] * 2, rel=1e-12)
 
 
 def test_example_of_the_documentation(
@@ -591,7 +606,7 @@ def test_methods_cannot_modify_the_evaluated_problem(monkeypatch: pytest.MonkeyP
         (["--methods", "magic"], "unknown method 'magic'"),
         (["--method", "planner"], "must be package.module:function"),
         (["--method", "planner.nowhere:solve"], "No module named"),
-        (["--method", "planner.search.stop:MIN_S"], "is not a function"),
+        (["--method", "planner.search.stop:MIN_S"], "has no function MIN_S"),
         (["--effort", "-1"], "--effort must be above 0"),
         (["--effort", "0"], "--effort must be above 0"),
         (["--effort", "nan"], "--effort must be above 0"),

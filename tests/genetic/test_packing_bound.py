@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +49,14 @@ def bound_of(problem: AssignmentProblem, upper: float, refinements: int = 6) -> 
         if not bound.refine():
             break
     return bound
+
+
+def test_an_interrupt_after_a_bound_still_raises() -> None:
+    """CP-SAT's own handler of Ctrl-C would remove Python's, and the next one end the process."""
+    assert bound_of(clustered(3, 3, 3), np.inf).refine() is not None
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
 
 
 def again(problem: AssignmentProblem, witness: Any) -> float | None:

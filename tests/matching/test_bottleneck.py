@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,3 +95,17 @@ def test_does_not_change_its_input() -> None:
     before = cost.copy()
     bottleneck_assignment(cost)
     assert np.array_equal(cost, before)
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        np.ma.array([[1.0, 7.0], [8.0, 2.0]], mask=[[True, False], [False, False]]),
+        [[1j]],
+        [["1", "2"]],
+    ],
+)
+def test_masks_text_and_complex_numbers_are_refused(cost: Any) -> None:
+    """A mask would be ignored, and text or an imaginary part is no cost."""
+    with pytest.raises(ValueError, match="cost"):
+        bottleneck_assignment(cost)

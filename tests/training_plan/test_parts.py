@@ -65,7 +65,7 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
         ({"cluster": None}, "cluster must be of type Cluster, found None"),
         ({"workload": "gpt2"}, "workload must be of type Workload, found 'gpt2'"),
         ({"assignment": [[0, 1]]}, "assignment must be of type AssignmentPlan"),
-        ({"codec": "int4"}, "codec 'int4' is unknown; choose one of none, int8"),
+        ({"codec": "zip"}, "codec 'zip' is unknown; choose one of none, int8"),
         ({"wiring": "free"}, "wiring 'free' is unknown; choose one of fixed, stochastic"),
         ({"routing": 0.1}, "routing must be of type Routing, found 0.1"),
         ({"sync": 2}, "sync must be of type Sync, found 2"),

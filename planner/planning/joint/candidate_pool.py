@@ -19,6 +19,7 @@ from planner.planning.averaging.aggregators import with_aggregators
 from planner.planning.cost import PlanObjective, with_cost
 from planner.planning.joint.candidate import CandidatePlan, CandidateSpec
 from planner.planning.joint.candidate_builder import CandidateBuilder
+from planner.planning.joint.device_flow import PairSpread
 from planner.planning.joint.layout import Layout, Outline
 from planner.planning.problem import PlanningProblem
 from planner.planning.request import RequestedWiring
@@ -40,6 +41,9 @@ OPERATIONS_PER_CANDIDATE = 25_000
 SPREAD_RATIO, PROMISING_RATIO, REPEAT_RATIO = 1.15, 1.08, 1.03
 """Ratios to the best value up to which a candidate is built again over other pairs of devices, with
 the slowdowns measured in its schedule, and with those measured in the schedule that follows."""
+SPREAD_SHARE, LATENESS_SHARE = 0.3, 0.15
+"""Shares of a batch of candidates that are built again so at most: the first candidate of a layout
+takes a fraction of the time of all, and ranks layouts nearly as well."""
 MAX_LATENESS_STEPS = 5
 """How often a candidate is built with measured slowdowns."""
 MAX_RECHECK_OPERATIONS = 60_000
@@ -128,18 +132,23 @@ class CandidatePool:
             self.incumbent.offer(value, plan)
 
     def try_layouts(
-        self, layouts: Iterable[Layout], most: int, always: Collection[Layout] = ()
+        self,
+        layouts: Iterable[Layout],
+        most: int,
+        always: Collection[Layout] = (),
+        spread: PairSpread | None = None,
     ) -> list[CandidatePlan]:
         """The best candidates of up to ``most`` layouts that fit and were not tried before.
 
-        Other pairs of devices are tried if the first candidate is promising, or its layout is one
-        of ``always``. At the limit, the first layout is still tried.
+        Other pairs of devices than those of ``spread`` are tried for the best of the first
+        candidates, if promising, and for layouts of ``always``; measured slowdowns for the best of
+        these. At the limit, the first layout is still tried.
         """
         untried = iter([x for x in dict.fromkeys(layouts) if x not in self.tried])
         firsts: list[CandidatePlan] = []
         while len(firsts) < most:
             batch = list(islice(untried, 1 if self.run.check() else most - len(firsts)))
-            built = self._built([CandidateSpec(layout) for layout in batch])
+            built = self._built([CandidateSpec(layout, spread) for layout in batch])
             self.tried.update(batch[: len(built)])
             firsts += [candidate for candidate in built if candidate is not None]
             if not batch or self.run.check() is not None:
@@ -149,7 +158,7 @@ class CandidatePool:
             best,
             [
                 replace(first.spec, spread=spread)
-                for first in self._promising(firsts, SPREAD_RATIO, always)
+                for first in self._promising(firsts, SPREAD_RATIO, SPREAD_SHARE, always)
                 for spread in first.other_spreads
             ],
         )
@@ -190,7 +199,7 @@ class CandidatePool:
         last = dict(best)
         for k in range(MAX_LATENESS_STEPS):
             ratio = REPEAT_RATIO if k > 0 else PROMISING_RATIO
-            promising = self._promising(list(best.values()), ratio)
+            promising = self._promising(list(best.values()), ratio, LATENESS_SHARE)
             built = self._improve(best, [slowed(last[one.layout]) for one in promising])
             last.update((candidate.layout, candidate) for candidate in built)
 
@@ -204,17 +213,20 @@ class CandidatePool:
         self,
         candidates: Sequence[CandidatePlan],
         ratio: float,
+        share: float,
         always: Collection[Layout] = (),
     ) -> list[CandidatePlan]:
-        """Candidates whose value is within a factor of the best one; none at the limit."""
+        """The best share of the candidates, within a factor of the best one; none at the limit."""
         if self.run.check() is not None:
             return []
         known = [*self.best_by_outline.values(), *candidates]
         best_value = min([self.incumbent.objective, *(candidate.value for candidate in known)])
+        values = sorted(candidate.value for candidate in candidates)
+        last = values[math.ceil(share * len(values)) - 1] if values else 0.0
         return [
             candidate
             for candidate in candidates
-            if candidate.value <= ratio * best_value or candidate.layout in always
+            if candidate.value <= min(ratio * best_value, last) or candidate.layout in always
         ]
 
     def keep(self, candidate: CandidatePlan) -> None:

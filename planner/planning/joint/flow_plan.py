@@ -129,10 +129,7 @@ class LayoutContext:
     def spreads(self) -> tuple[PairSpread, ...]:
         """Possible distributions over pairs; the one that is usually best comes first."""
         equal_stages = len({len(group) for group in self.assignment.groups}) == 1
-        averages_rarely = self.problem.request.sync_every > 1
-        first = (
-            PairSpread.FEW if averages_rarely or self.flow.lines is not None else PairSpread.EVEN
-        )
+        first = PairSpread.FEW
         single = bool((self.nodes.devices == 1).all())  # many pairs and few are then the same
         others = (
             spread
@@ -142,9 +139,13 @@ class LayoutContext:
         return first, *others
 
     def completed(self, spec: CandidateSpec) -> CandidateSpec:
-        """The specification with the spread and slowdowns that it leaves open."""
+        """The specification with the spread and slowdowns that it leaves open.
+
+        A spread that this layout does not allow is left open, too.
+        """
         slowdown = spec.slowdown or (1.0,) * len(self.flow.stage)
-        return replace(spec, spread=spec.spread or self.spreads[0], slowdown=slowdown)
+        spread = spec.spread if spec.spread in self.spreads else self.spreads[0]
+        return replace(spec, spread=spread, slowdown=slowdown)
 
     def serve(self, spec: CandidateSpec) -> ServedFlow:
         """Paths that follow the flow, in the order in which devices serve what arrives."""

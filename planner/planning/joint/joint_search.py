@@ -65,10 +65,10 @@ FALLBACK_MOVES = 200_000.0
 LAYOUT_SEARCH_SHARE = 0.3
 """Maximum share of the limit for the layout search of a round; the rest goes to simulation, which
 decides between layouts of similar estimates."""
-MIN_NEW_CANDIDATES, MAX_NEW_CANDIDATES = 6, 20
+MIN_NEW_CANDIDATES, MAX_NEW_CANDIDATES = 15, 50
 """Candidates built in a search round from new layouts, besides those from baselines and ranks: more
 with a longer limit, since estimates rank layouts badly."""
-MOVES_PER_NEW_CANDIDATE = 200_000.0
+MOVES_PER_NEW_CANDIDATE = 80_000.0
 """Moves of the layout search that the whole limit allows, for each of these candidates."""
 MAX_TWO_STEP_SIMULATIONS = 8
 """Candidates that are simulated with a second step, after each batch of new candidates."""
@@ -90,7 +90,7 @@ NEIGHBOURS_ESTIMATED = 600
 """Random neighbours of a parent's layout that are estimated in an improvement step."""
 NEIGHBOUR_TASKS = 4
 """Tasks among which these are divided."""
-MAX_NEIGHBOURS_BUILT = 12
+MAX_NEIGHBOURS_BUILT = 30
 """Neighbours that are built and simulated in an improvement step, the lowest estimates first."""
 ACCEPTANCE_RATIO = 1.04
 """Maximum ratio of a neighbour's estimate to its parent's. Above 1, since estimates leave queueing
@@ -383,7 +383,8 @@ class JointSearch:
         layouts = [*self._with_less_recomputation(parent.layout), *promising]
         candidates = []
         if self.run.check() is None:
-            candidates = self.pool.try_layouts(layouts, MAX_NEIGHBOURS_BUILT)
+            spread = parent.spec.spread
+            candidates = self.pool.try_layouts(layouts, MAX_NEIGHBOURS_BUILT, spread=spread)
         if not candidates:
             visits[parent.layout] += EXHAUSTED_VISITS
         return candidates

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from planner.matching.stages import match_stages
 from planner.planning.evaluation import compute_times, evaluated
 from planner.planning.partial_paths.layers import splits, visited_share
 from planner.planning.partial_paths.schedules import (
@@ -21,7 +22,6 @@ from planner.planning.partial_paths.schedules import (
 )
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Layers, Shape, assignment_problem, memory_room, sent_bytes
-from planner.planning.straight.heterogeneous_assignment import match_stages
 from planner.planning.straight.placement import evaluate_placement, place_stages
 from planner.planning.straight.schedules import eagerly_ordered
 from planner.problems import ProblemError

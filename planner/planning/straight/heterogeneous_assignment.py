@@ -7,15 +7,12 @@ network and computation together get faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from planner.planning.layer_split import balanced_split
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
-from planner.problems import AssignmentProblem, ProblemError
-from planner.problems.answers import AssignmentPlan
+from planner.problems import ProblemError
 from planner.search.stop import SearchRun
 
 Groups = tuple[tuple[int, ...], ...]
@@ -82,16 +79,3 @@ def sorted_by_speed(problem: PlanningProblem, shape: Shape) -> Groups:
     order = np.lexsort((problem.cluster.memory_bytes, problem.cluster.flops))
     stages = order.reshape(shape.stages, shape.pipelines).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
-
-
-def match_stages(subproblem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-    """The grid given by bottleneck matchings of the groups."""
-    from planner.matching import bottleneck_assignment
-
-    grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)
-    grid[:, 0] = groups[0]
-    for j in range(len(groups) - 1):
-        right = np.array(groups[j + 1])
-        _, columns = bottleneck_assignment(subproblem.hop_s(j)[np.ix_(grid[:, j], right)])
-        grid[:, j + 1] = right[columns]
-    return AssignmentPlan.of_grid(grid)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.matching.stages import match_stages
 from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
 from planner.planning.problem import PlanningProblem
 from planner.planning.shape import Shape, assignment_problem
-from planner.planning.straight.heterogeneous_assignment import match_stages
 from planner.planning.straight.placement import Placement, evaluate_placement, place_stages
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from planner.matching.stages import match_stages
 from planner.planning.baselines.rank_order import Outermost, ranks_grid, region_order
 from planner.planning.evaluation import straight_plan
 from planner.planning.layer_split import balanced_split, is_uniform
@@ -14,7 +15,6 @@ from planner.planning.shape import Shape, assignment_problem, memory_room
 from planner.planning.straight.heterogeneous_assignment import (
     Groups,
     improve_groups,
-    match_stages,
     sorted_by_speed,
 )
 from planner.problems import ProblemError
